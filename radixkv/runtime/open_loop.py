@@ -128,7 +128,7 @@ def open_loop(
             from radixkv.runtime.states.tree_states import TreeStates
 
             states = TreeStates(cache, checkpoint.eos_token_ids)
-            more_branches = (RequestBranch(lambda message: message.sampling.n > 1, _refuse_choices),)
+            more_branches = (RequestBranch(_has_several_beams, _refuse_beams),)
         elif speculative is not None and config.model.task == "generate":
             from radixkv.runtime.drafts.open import open_drafts
 
@@ -165,11 +165,15 @@ def open_loop(
     return loop
 
 
-def _refuse_choices(message: Submit, choices: Sequence[Request]) -> None:
-    """Raises ``UnsupportedFeature``: the choices of a prompt share its K and V, and states are not copied."""
+def _has_several_beams(message: Submit) -> bool:
+    return message.sampling.use_beam_search and message.sampling.n > 1
+
+
+def _refuse_beams(message: Submit, choices: Sequence[Request]) -> None:
+    """Raises ``UnsupportedFeature``: beams go on from each other at any token, and states are not copied."""
     raise UnsupportedFeature(
-        f"n is {message.sampling.n}; this model has gated delta nets, with which a prompt has one choice in this "
-        "release: send it several times",
+        f"n is {message.sampling.n} with beam search; this model has gated delta nets, with which beams cannot go "
+        "on from each other in this release: leave use_beam_search out",
         param="n",
     )
 

@@ -23,7 +23,7 @@ from radixkv.tree.node import Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
 from radixkv.wire.messages import DraftUse, Submit, TokenLogprobs
-from radixkv.wire.stats import DiskStats, DraftStats, HostStats, TenantStats
+from radixkv.wire.stats import DiskStats, DraftStats, HostStats, StateStats, TenantStats
 
 if TYPE_CHECKING:
     from radixkv.runtime.request import Request, Update
@@ -352,6 +352,11 @@ class States:
     block_tokens = 1
     """Chunks of prompts end at multiples of it, where a step has room for so many tokens."""
 
+    def is_awaited(self, request: Request) -> bool:
+        """Returns whether a waiting request is to be admitted a step later, because the next plan or a launched one
+        computes a state that it could go on from."""
+        return False
+
     def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> None:
         """Takes note of a row of a prompt in the next plan. Its pages are committed.
 
@@ -376,6 +381,10 @@ class States:
 
     def undo(self) -> None:
         """Takes note that all launched steps have failed."""
+
+    def stats(self) -> StateStats | None:
+        """Returns counters and gauges; None if there are no states."""
+        return None
 
 
 class Tiers:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from radixkv.tree.forest import Forest
-from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace
+from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
+from radixkv.tree.states import States
 
 
 class Demotions:
@@ -13,16 +14,20 @@ class Demotions:
 
     Args:
         forest: the nodes of the tree.
+        states: the tree's; None if it has none.
     """
 
-    def __init__(self, forest: Forest) -> None:
+    def __init__(self, forest: Forest, states: States | None = None) -> None:
         self._forest = forest
+        self._states = states
 
     def add(self, namespace: Namespace, tokens: bytes, n_kept: int = 0) -> int:
         """Makes the cached prefix of the tokens, but for its first ``n_kept`` tokens, the next to be evicted.
 
         Pages of other sequences that continue the prefix keep their rank, and are evicted before it. Splits at most
-        two nodes. O(edges · log leaves + pages of the split nodes).
+        two nodes. O(edges · log leaves + pages of the split nodes), with states also O(children of these nodes).
+
+        States are demoted, too, but for those at pages that other sequences continue.
 
         Args:
             namespace: namespace of the tokens.
@@ -33,7 +38,8 @@ class Demotions:
             The number of pages that were not demoted before.
         """
         n_pages_kept, n_demoted = n_kept * TOKEN_BYTES // self._forest.page_bytes, 0
-        for node in self._forest.cut_out(namespace, tokens):
+        path = self._forest.cut_out(namespace, tokens)
+        for node in path:
             n_pages = len(node.pages)
             if 0 < n_pages_kept < n_pages:
                 self._forest.split(node, n_pages_kept)
@@ -41,7 +47,25 @@ class Demotions:
                 self._forest.demote(node)
                 n_demoted += len(node.pages)
             n_pages_kept = max(0, n_pages_kept - n_pages)
+        if self._states is not None:
+            self._demote_states(self._states, path)
         return n_demoted
+
+    @staticmethod
+    def _demote_states(states: States, path: list[Node]) -> None:
+        """Demotes the states of a path's end, up to a node that others use or continue; the last one goes first.
+
+        Unlike pages, which leave a path from its end, each state can be evicted alone.
+        """
+        demoted: list[Node] = []
+        for node in reversed(path):
+            children = () if node.children is None else node.children.values()
+            if node.rank >= 0 or node.n_leases or any(child.rank >= 0 for child in children):
+                break
+            demoted.append(node)
+        for node in reversed(demoted):
+            if node.state is not None:
+                states.demote(node.state)
 
     @staticmethod
     def n_at_end(lease: Lease) -> int:

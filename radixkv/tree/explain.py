@@ -19,8 +19,6 @@ _MIN_SAME_TOKENS = 16
 comes back to it: more than the marks of a chat template."""
 _MAX_COMPARED_TOKENS = 2048
 """Tokens behind a difference that are compared, on each side."""
-_MAX_WITHOUT_STATE = 64
-"""If at most so many tokens match after the last state, what follows them is why the match ends, not the state."""
 _MAX_SAMPLES = 32
 """Most runs of ``_MIN_SAME_TOKENS`` of the prompt that are looked for."""
 
@@ -38,8 +36,8 @@ class Explanation(NamedTuple):
     - ``never_seen``: no cached page continues the match, and the next page was never cached; or it was dropped on
       request, which ``PageHistory`` calls dropped.
     - ``evicted_or_never_seen``: ``PageHistory`` may have forgotten the next page.
-    - ``no_state``: more than 64 tokens more match, but without a state of recurrent layers to go on from. Fewer are
-      lost at the end of any match, because states are kept at multiples of 64 tokens.
+    - ``no_state``: more match, but without a state of recurrent layers to go on from, and more than a block. Fewer
+      are lost at the end of any match, because states are kept at multiples of a block.
     """
     n_tokens: int
     """Length of the match in tokens, in whole pages."""
@@ -152,16 +150,18 @@ def explain_match(
     )
 
 
-def explain_state(explanation: Explanation, n_tokens: int) -> Explanation:
+def explain_state(explanation: Explanation, n_tokens: int, block_tokens: int) -> Explanation:
     """Returns the explanation of a match that ends at a state of recurrent layers, after ``n_tokens``. O(1).
 
     Args:
         explanation: of the match of pages.
         n_tokens: position of the state; 0 without one.
+        block_tokens: positions of states are multiples of it. If at most so many tokens match after the state, what
+            follows them is why the match ends, not the state.
     """
     n_without = explanation.n_tokens - n_tokens
     explanation = explanation._replace(n_tokens=n_tokens, n_partial=0)
-    if n_without > _MAX_WITHOUT_STATE:
+    if n_without > block_tokens:
         explanation = explanation._replace(reason="no_state", n_without_state=n_without)
     return explanation
 

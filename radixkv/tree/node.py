@@ -103,6 +103,8 @@ class State:
     """Whether it is likely to be gone on from once only: by the next turn of its chat."""
     is_computed: bool = False
     """Whether a finished row with finite values has computed it."""
+    n_holds: int = 0
+    """Copies that read its slot, and requests that will: it is not evicted meanwhile."""
 
 
 class Lease:

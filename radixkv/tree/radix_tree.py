@@ -39,7 +39,7 @@ from radixkv.tree.outline import Outline, outline
 from radixkv.tree.retention import Retentions
 from radixkv.tree.shared_runs import SharedLeases, SharedRuns, branch_of
 from radixkv.tree.spared import SparedLeaves, WaitingPrompt
-from radixkv.tree.states import States
+from radixkv.tree.states import BLOCK_TOKENS, States
 from radixkv.tree.use_times import UseTimes
 
 
@@ -60,6 +60,7 @@ class RadixTree:
         policy: EvictionPolicy | None = None,
         groups: Collection[str] = (),
         n_states: int | None = None,
+        state_block_tokens: int = BLOCK_TOKENS,
     ) -> None:
         """Creates an empty tree.
 
@@ -69,16 +70,17 @@ class RadixTree:
             groups: those whose evictable pages are counted apart, for the quotas of ``evict``.
             n_states: how many states of recurrent layers there can be. Matches end where there is one. None: the
                 model has no such layers.
+            state_block_tokens: see ``States``.
         """
         self._page_size = page_size
         self._page_bytes = TOKEN_BYTES * page_size
         self._policy = LruEviction() if policy is None else policy
         self._forest = Forest(self._page_bytes, groups)
-        self.states = None if n_states is None else States(self._forest, n_states)
+        self.states = None if n_states is None else States(self._forest, n_states, state_block_tokens)
         """The states of recurrent layers; None if the model has none."""
         self.retentions = Retentions(self._forest)
         """The prefixes that are evicted after everything else."""
-        self.demotions = Demotions(self._forest)
+        self.demotions = Demotions(self._forest, self.states)
         """Makes sequences the next to be evicted."""
         self.changes = self._forest.changes
         """Records which computed pages enter and leave the tree, once it is told to."""
@@ -185,7 +187,7 @@ class RadixTree:
         require_open(lease)
         return pages_of(path_to(lease.node))
 
-    def extend(self, lease: Lease, tokens: bytes) -> list[int]:
+    def extend(self, lease: Lease, tokens: bytes, *, needs_state: bool = True) -> list[int]:
         """Extends the lease over pages that others have committed after its end, with ``states`` up to the deepest
         state.
 
@@ -194,12 +196,13 @@ class RadixTree:
         Args:
             lease: an open lease.
             tokens: the request's tokens after the end of the lease.
+            needs_state: False extends it over pages without a state, too.
 
         Returns:
             The pages that the lease covers in addition; none if it is detached.
         """
         require_open(lease)
-        if self.states is not None:
+        if self.states is not None and needs_state:
             tokens = tokens[: self.states.deepest(lease.node, tokens)]
         return pages_of(self._advance(lease, tokens))
 
@@ -473,7 +476,7 @@ class RadixTree:
         explanation = explain_match(roots, namespace, tokens, self._page_bytes, history, contents, max_namespaces)
         if self.states is None:
             return explanation
-        return explain_state(explanation, self.match(namespace, tokens))
+        return explain_state(explanation, self.match(namespace, tokens), self.states.block_tokens)
 
     def outline(self, *, max_nodes: int, max_visited: int) -> Outline[Node]:
         """Returns the nodes with the most pages in and below them; the cost is that of ``outline``."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from math import lcm
 
 from radixkv.errors import InvariantError
 from radixkv.tree.forest import Forest
-from radixkv.tree.node import TOKEN_BYTES, Lease, Node, State, require_open, upwards, walk
+from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, State, require_open, upwards, walk
+
+BLOCK_TOKENS = 64
+"""Positions of states are multiples of it, because kernels compute so many tokens of a recurrent layer together."""
 
 
 class States:
@@ -17,20 +22,39 @@ class States:
     From then on it can be evicted, the least recently used first and those of retained prefixes last, while the
     node's pages stay. It leaves the tree with the last of these pages.
 
+    A state that is copied from another tier has a *reserved* slot before it is at a node.
+
     Args:
         forest: the nodes of the tree.
         n_slots: how many states there can be.
+        block_tokens: positions of states are multiples of it and of a page.
     """
 
-    def __init__(self, forest: Forest, n_slots: int) -> None:
+    def __init__(self, forest: Forest, n_slots: int, block_tokens: int) -> None:
         self._forest = forest
+        self.block_tokens = lcm(forest.page_bytes // TOKEN_BYTES, block_tokens)
+        """Positions of states are multiples of it."""
         self.n_slots = n_slots
         """How many states there can be."""
+        self.n_saved = 0
+        """States that have been computed."""
+        self.n_evicted = 0
+        """States that gave their slots to others."""
         self._free = list(range(n_slots - 1, -1, -1))
         self._by_use: OrderedDict[State, None] = OrderedDict()
         """The computed states, the least recently used first."""
         self._coming: set[State] = set()
         """Those that a launched step computes."""
+        self._reserved: set[int] = set()
+        """The slots of copies."""
+        self._held: set[State] = set()
+        """Those that have left the tree and are held."""
+
+    @property
+    def n_free(self) -> int:
+        """Slots without a state. O(states that have left)."""
+        self._take_left()
+        return len(self._free)
 
     def deepest(self, node: Node, tokens: bytes) -> int:
         """Returns how many bytes of the tokens after a node are cached up to the deepest computed state, 0 without
@@ -38,13 +62,18 @@ class States:
 
         At least one token is left over, which has to be computed on the state. O(edges).
         """
-        path, _, _, _ = walk(node, tokens, self._forest.page_bytes)
-        end = length = 0
-        for one in path:
-            length += len(one.key)
-            if one.state is not None and one.state.is_computed and length < len(tokens):
-                end = length
-        return end
+        return max((end for end, state in self._states_on(node, tokens) if state.is_computed), default=0)
+
+    def n_coming(self, namespace: Namespace, tokens: bytes) -> int:
+        """Returns by how many tokens a match will grow with the states that launched steps compute.
+
+        O(edges), and O(1) if they compute none.
+        """
+        root = self._forest.roots.get(namespace)
+        if root is None or not self._coming:
+            return 0
+        deepest = max((end for end, _ in self._states_on(root, tokens)), default=0)
+        return (deepest - self.deepest(root, tokens)) // TOKEN_BYTES
 
     def put(self, lease: Lease, n_tokens: int, *, is_turn: bool = False) -> State | None:
         """Gives a slot to the state after the first tokens of a lease, which a step computes that will be launched.
@@ -60,28 +89,77 @@ class States:
             The state, until ``computed`` or ``drop``; None if the node has one, or if no slot is free and no state
             can be evicted.
         """
-        require_open(lease)
-        node, n_beyond = lease.node, (lease.n_tokens - n_tokens) * TOKEN_BYTES
-        while n_beyond >= len(node.key):
-            n_beyond -= len(node.key)
-            assert node.parent is not None, "a root has no state"
-            node = node.parent
+        node, n_beyond = self._find(lease, n_tokens)
         if node.state is not None and not n_beyond:
             return None
-        self._take_left()
-        if not self._free and not self._evict():
+        slot = self._take_slot()
+        if slot is None:
             return None
-        if n_beyond:
-            node = self._forest.split(node, (len(node.key) - n_beyond) // self._forest.page_bytes)
-        node.state = State(self._free.pop(), n_tokens, node, is_turn)
-        self._coming.add(node.state)
-        return node.state
+        state = self._place(node, n_beyond, n_tokens, slot, is_turn=is_turn)
+        self._coming.add(state)
+        return state
+
+    def reserve(self) -> int | None:
+        """Takes a slot for a copy of a state; None if no slot is free and no state can be evicted. O(1)."""
+        slot = self._take_slot()
+        if slot is not None:
+            self._reserved.add(slot)
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Frees a reserved slot, whose copy has failed or is of no use. O(1)."""
+        self._reserved.remove(slot)
+        self._free.append(slot)
+
+    def attach(self, lease: Lease, n_tokens: int, slot: int, *, is_turn: bool = False) -> State | None:
+        """Puts the state in a reserved slot at its place in the tree, as ``put`` does; matches find it at once.
+
+        Frees the slot if the lease is detached or does not have the tokens, or if there is a state.
+
+        Args:
+            lease: an open lease.
+            n_tokens: position of the state, in whole pages.
+            slot: has the state.
+            is_turn: see ``State``.
+
+        Returns:
+            The computed state that is there now; None without one.
+        """
+        if lease.detached or lease.n_tokens < n_tokens:
+            self.give_back(slot)
+            return None
+        node, n_beyond = self._find(lease, n_tokens)
+        if node.state is not None and not n_beyond:
+            self.give_back(slot)
+            return node.state if node.state.is_computed else None
+        self._reserved.remove(slot)
+        state = self._place(node, n_beyond, n_tokens, slot, is_turn=is_turn)
+        self._coming.add(state)
+        self.computed(state)
+        return state
+
+    def on_path(self, lease: Lease) -> list[State]:
+        """Returns the computed states of a lease's path, the deepest first. O(edges)."""
+        require_open(lease)
+        return [node.state for node in upwards(lease.node) if node.state is not None and node.state.is_computed]
+
+    def hold(self, state: State) -> None:
+        """Keeps a state from eviction until ``let_go``. It leaves the tree with its pages, and keeps its slot."""
+        state.n_holds += 1
+
+    def let_go(self, state: State) -> None:
+        """Ends a ``hold``. O(1)."""
+        state.n_holds -= 1
+        if not state.n_holds and state in self._held:
+            self._held.remove(state)
+            self._free.append(state.slot)
 
     def computed(self, state: State) -> None:
         """Lets matches find a state from now on. Does nothing if it has left the tree. O(1)."""
         if state in self._coming:
             self._coming.remove(state)
             state.is_computed = True
+            self.n_saved += 1
             self._by_use[state] = None
             self._forest.version += 1
 
@@ -109,7 +187,7 @@ class States:
         """
         self._take_left()
         states = [*self._by_use, *self._coming]
-        slots = sorted([*self._free, *(state.slot for state in states)])
+        slots = sorted([*self._free, *self._reserved, *(state.slot for state in (*states, *self._held))])
         if slots != list(range(self.n_slots)):
             raise InvariantError(
                 f"the slots of states are {slots}, free or used, and should be 0 to {self.n_slots}"
@@ -127,20 +205,60 @@ class States:
                     f"{length // TOKEN_BYTES}"
                 )
 
+    def _states_on(self, node: Node, tokens: bytes) -> Iterator[tuple[int, State]]:
+        """Yields the states on the path of tokens after a node, each with the bytes before it, fewer than all."""
+        end = 0
+        for one in walk(node, tokens, self._forest.page_bytes)[0]:
+            end += len(one.key)
+            if one.state is not None and end < len(tokens):
+                yield end, one.state
+
     def _evict(self) -> bool:
-        """Frees the slot of the least recently used state, of retained prefixes last. O(1 + retained states)."""
-        states = (state for state in self._by_use if state.node is None or not state.node.n_retentions)
-        victim = next(states, None) or next(iter(self._by_use), None)
+        """Frees the slot of the least recently used state, of retained prefixes last. O(1 + retained and held)."""
+        first: State | None = None
+        victim: State | None = None
+        for state in self._by_use:
+            if not state.n_holds:
+                first = first or state
+                if state.node is None or not state.node.n_retentions:
+                    victim = state
+                    break
+        victim = victim or first
         if victim is None:
             return False
         self._forest.version += 1
+        self.n_evicted += 1
         self.drop(victim)
         return True
+
+    def _find(self, lease: Lease, n_tokens: int) -> tuple[Node, int]:
+        """Returns the node of a lease's path with a position, and the bytes of it that lie beyond. O(edges)."""
+        require_open(lease)
+        node, n_beyond = lease.node, (lease.n_tokens - n_tokens) * TOKEN_BYTES
+        while n_beyond >= len(node.key):
+            n_beyond -= len(node.key)
+            assert node.parent is not None, "a root has no state"
+            node = node.parent
+        return node, n_beyond
+
+    def _place(self, node: Node, n_beyond: int, n_tokens: int, slot: int, *, is_turn: bool) -> State:
+        """Puts a state ``n_beyond`` bytes before the end of a node. O(pages of a split node)."""
+        if n_beyond:
+            node = self._forest.split(node, (len(node.key) - n_beyond) // self._forest.page_bytes)
+        node.state = State(slot, n_tokens, node, is_turn)
+        return node.state
+
+    def _take_slot(self) -> int | None:
+        self._take_left()
+        return self._free.pop() if self._free or self._evict() else None
 
     def _take_left(self) -> None:
         """Frees the slots of states that have left the tree with their nodes' pages."""
         for state in self._forest.left_states:
             self._by_use.pop(state, None)
             self._coming.discard(state)
-            self._free.append(state.slot)
+            if state.n_holds:
+                self._held.add(state)
+            else:
+                self._free.append(state.slot)
         self._forest.left_states.clear()

@@ -223,6 +223,8 @@ class TreeNode(msgspec.Struct, frozen=True, array_like=True):
     """In ``Outlined.joint``: the tiers that have the run."""
     replica: int | None = None
     """In a root: the number of the replica that has the tree, set by the frontend; None if there is one runtime."""
+    has_state: bool = False
+    """Whether a state of recurrent layers is kept after its last token: a prompt can go on from there."""
 
 
 class TierOutline(msgspec.Struct, frozen=True):

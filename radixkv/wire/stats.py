@@ -31,6 +31,9 @@ class HostStats(msgspec.Struct, frozen=True):
     compute_seconds_per_token: float | None
     n_slots_pinned: int = 0
     """Pages that a pin covers."""
+    n_state_slots: int = 0
+    """States of recurrent layers that the tier can hold."""
+    n_state_slots_free: int = 0
 
 
 class DiskStats(msgspec.Struct, frozen=True):
@@ -101,6 +104,22 @@ class SourceStats(msgspec.Struct, frozen=True):
 
     draft_tokens_total: int
     accepted_tokens_total: int
+
+
+class StateStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of the states of recurrent layers that the prefix cache keeps."""
+
+    n_slots: int
+    """States that it can have."""
+    n_slots_free: int
+    saved_total: int
+    """States that have been computed for it."""
+    hits_total: int
+    """Times that a request, or what a preempted one begins again, went on from one of them."""
+    evicted_total: int
+    """States that gave their slots to others. Those that leave with their pages are not counted."""
+    missed_tokens_total: int
+    """Tokens of prompts whose pages were cached, and that were computed because no state was after them."""
 
 
 class TenantStats(msgspec.Struct, frozen=True):
@@ -181,6 +200,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """None without a disk tier."""
     drafts: DraftStats | None = None
     """None without speculative decoding."""
+    states: StateStats | None = None
+    """None without recurrent layers."""
     tenants: dict[str, TenantStats] = {}
     """By name, without the operator."""
     replicas: dict[str, ReplicaStats] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from radixkv import LLM, RequestOutput, SamplingParams
+from radixkv import LLM, CompletionOutput, RequestOutput, SamplingParams
 from support.checkpoints import save_checkpoint
 from support.device_support import HYBRIDS, random_ids
 
@@ -39,6 +39,10 @@ def answers(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams =
 def bits(output: RequestOutput) -> Any:
     """Returns the tokens of an answer with all their logprobs."""
     (answer,) = output.outputs
+    return bits_of(answer)
+
+
+def bits_of(answer: CompletionOutput) -> Any:
     assert answer.logprobs is not None
     return [{token: one.logprob for token, one in position.items()} for position in answer.logprobs]
 
@@ -129,3 +133,74 @@ def test_an_explanation_says_where_the_nearest_state_is(folder: Path) -> None:
     ]
     assert [one.first_difference for one in found] == [100, 150, 200, 280]
     assert (again.reason, again.n_cached, again.n_without_state) == ("whole", 256, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_hits"),
+    [({}, 3), ({"max_num_seqs": 2}, 3), ({"state_memory_bytes": 60_000}, 3), ({"enable_prefix_caching": False}, 0)],
+    ids=["states", "fewer rows than choices", "a single state", "no cache"],
+)
+def test_choices_have_the_bits_of_separate_requests(folder: Path, settings: dict[str, Any], n_hits: int) -> None:
+    """All choices but the first go on from the state at the prompt's end, though its last message is far before, or
+    compute the prompt. Each is the answer to a request with its seed."""
+    prompt = [*text(100, 1), END, *text(168, 2), 7]
+    options = {"temperature": 0.9, "max_tokens": 5, "logprobs": 2, "ignore_eos": True}
+    with opened(folder, enable_prefix_caching=False) as llm:
+        cold = [bits(answers(llm, [prompt], SamplingParams(seed=3 + n, **options))[0]) for n in range(4)]
+    with opened(folder, **settings) as llm:
+        (output,) = answers(llm, [prompt], SamplingParams(n=4, seed=3, **options))
+        stats = llm.get_metrics()
+    assert [bits_of(one) for one in output.outputs] == cold
+    assert output.num_cached_tokens == 0
+    assert stats.states is not None
+    assert (stats.states.hits_total, stats.states.missed_tokens_total) == (n_hits, 0)
+
+
+def test_states_come_back_from_host_memory(folder: Path) -> None:
+    """Chats of a system prompt and their turns, of two salts; other prompts take the device's pages and states."""
+    system = [*text(141, 1), END]
+    chats = [[*system, *text(75 + n, 10 + n), END, *text(3, 3)] for n in range(3)]
+    prompts = [*chats, *([*chat, *text(30, 20), END, *text(40, 21), END, *text(3, 3)] for chat in chats)]
+    others = [text(330, 30 + n) for n in range(4)]
+    with opened(folder, enable_prefix_caching=False) as llm:
+        cold = [bits(one) for one in answers(llm, prompts)]
+    settings = {"state_memory_bytes": 300_000, "max_total_tokens": 640, "host_memory_bytes": "16MiB"}
+    with opened(folder, **settings, load_policy="always") as llm:
+        for salt in ("", "a", ""):
+            for prompt, expected in zip(prompts, cold, strict=True):
+                inputs = {"prompt_token_ids": prompt, **({"cache_salt": salt} if salt else {})}
+                (found,) = llm.generate([inputs], PARAMS, use_tqdm=False)  # type: ignore[list-item]
+                assert bits(found) == expected
+                answers(llm, others)
+        assert found.num_loaded_tokens == found.num_cached_tokens == 256
+        host = llm.get_metrics().host
+        assert host is not None
+        assert host.copies_failed_total == 0
+
+
+def test_states_come_back_from_disk_after_a_restart(folder: Path, tmp_path: Path) -> None:
+    """A conversation, and a system prompt from which another goes on. What a damaged file has is computed anew."""
+    system = [*text(141, 1), END]
+    chat = [*system, *text(200, 2), END, *text(3, 3)]
+    prompts = [chat, [*chat, *text(30, 20), END, *text(40, 21), END, *text(3, 3)], [*system, *text(90, 4), END, 5]]
+    with opened(folder, enable_prefix_caching=False) as llm:
+        cold = [bits(one) for one in answers(llm, prompts)]
+    settings = {"host_memory_bytes": "16MiB", "cache_dir": str(tmp_path / "kv"), "load_policy": "always"}
+    with opened(folder, **settings) as llm:
+        assert bits(answers(llm, prompts[:1])[0]) == cold[0]
+    for n_found in ([320, 320, 128], [320, 384, 192]):
+        with opened(folder, **settings) as llm:
+            found = [answers(llm, [prompt])[0] for prompt in prompts]
+            disk = llm.get_metrics().disk
+        assert [bits(one) for one in found] == cold
+        assert [one.num_cached_tokens for one in found] == n_found
+        assert found[0].num_fetched_tokens == 320
+        assert disk is not None
+        assert disk.pages_lost_total == 0
+    files = [file for file in (tmp_path / "kv").glob("*/*") if file.stat().st_size > 1000]
+    for file in files:
+        with file.open("r+b") as opened_file:
+            opened_file.seek(file.stat().st_size - 100)
+            opened_file.write(b"\x55" * 50)
+    with opened(folder, **settings) as llm:
+        assert [bits(one) for one in answers(llm, prompts)] == cold

@@ -11,6 +11,8 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.states.tree_states import TreeStates
 from radixkv.runtime.step.plan import StateSave, StepPlan
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
+from radixkv.runtime.tiers.tier_link import TierLink
 from radixkv.tree import forest
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace, Node, State, walk
@@ -157,6 +159,34 @@ def copy_parts_of_pages(patch: Patch) -> None:
     patch.setattr(PageCache, "__init__", mutant)
 
 
+def evict_a_state_while_it_is_copied(patch: Patch) -> None:
+    patch.setattr(States, "hold", lambda self, state: None)
+    patch.setattr(States, "let_go", lambda self, state: None)
+
+
+def attach_the_state_of_a_failed_copy(patch: Patch) -> None:
+    end_load = TierLink._end_load
+
+    def mutant(self: TierLink[Any, Any], load: Any, finished: FinishedTransfer) -> None:
+        end_load(self, load, finished._replace(n_pages=load.n_pages))
+
+    patch.setattr(TierLink, "_end_load", mutant)
+
+
+def lose_the_slot_of_a_copy(patch: Patch) -> None:
+    patch.setattr(States, "give_back", lambda self, slot: self._reserved.remove(slot))
+
+
+def attach_a_state_a_page_early(patch: Patch) -> None:
+    attach = States.attach
+
+    def mutant(self: States, lease: Lease, n_tokens: int, slot: int, **options: Any) -> State | None:
+        page = self._forest.page_bytes // 4
+        return attach(self, lease, n_tokens - page if n_tokens > page else n_tokens, slot, **options)
+
+    patch.setattr(States, "attach", mutant)
+
+
 OF_STATES: tuple[Callable[[Patch], None], ...] = (
     find_a_state_while_it_is_computed,
     go_on_from_the_state_of_a_whole_prompt,
@@ -171,4 +201,8 @@ OF_STATES: tuple[Callable[[Patch], None], ...] = (
     replace_a_state_while_it_is_computed,
     load_a_state_again,
     copy_parts_of_pages,
+    evict_a_state_while_it_is_copied,
+    attach_the_state_of_a_failed_copy,
+    lose_the_slot_of_a_copy,
+    attach_a_state_a_page_early,
 )

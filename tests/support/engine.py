@@ -34,7 +34,7 @@ from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.messages import TokenLogprobs
 from support.engine_invariants import check_pins, check_requests, check_slot_use
-from support.fake_copier import FakeCopier
+from support.fake_copier import STATE_PARTS, FakeCopier
 from support.fake_device import (
     FakeDevice,
     FakeStep,
@@ -164,16 +164,34 @@ class Engine:
             page_quotas=page_quotas(tenants),
             min_copied_tokens=min_copied_tokens,
             n_states=n_states,
+            state_block_tokens=state_block_tokens,
             free_pages=self.free_pages,
         )
-        self.copier = FakeCopier(self.device, n_slots)
+        self.copier = FakeCopier(self.device, n_slots, n_states or 0)
         host_policy = open_eviction_policy(eviction_policy, GHOST_CAPACITY)
-        self.host = PageCache(0, page_size, policy=host_policy, page_quotas=page_quotas(tenants))
+        self.host = PageCache(
+            0,
+            page_size,
+            policy=host_policy,
+            page_quotas=page_quotas(tenants),
+            n_states=n_states,
+            state_block_tokens=state_block_tokens,
+        )
         self.store = FakeStore(self.copier)
         cost = LoadCost()
-        disk = StorageTier(self.host, self.store, ROOT_KEY, self.copier.buffer, cost) if has_disk else None
+        buffers = None if n_states is None else self.copier.state_buffers
+        disk = None
+        if has_disk:
+            disk = StorageTier(self.host, self.store, ROOT_KEY, self.copier.buffer, cost, buffers)
         self.host_tier = HostTier(
-            self.cache, self.host, self.copier, disk, load_policy=load_policy, write_policy=write_policy, cost=cost
+            self.cache,
+            self.host,
+            self.copier,
+            disk,
+            load_policy=load_policy,
+            write_policy=write_policy,
+            cost=cost,
+            n_state_pages=STATE_PARTS if n_states is not None else 0,
         )
         self.finishes_copies = finishes_copies
         self.now = 0.0
@@ -190,9 +208,7 @@ class Engine:
             "finds_shared_runs": True,
             "min_shared_tokens": 1,
             "drafts": self.drafts,
-            "states": None
-            if n_states is None
-            else TreeStates(self.cache, MESSAGE_ENDS, block_tokens=state_block_tokens),
+            "states": None if n_states is None else TreeStates(self.cache, MESSAGE_ENDS),
         }
         self.scheduler = make_scheduler(self.cache, **(defaults | settings), clock=lambda: self.now)
         if self.scheduler.limits.splits_drafts:

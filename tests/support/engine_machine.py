@@ -228,11 +228,12 @@ class WindowedEngineMachine(EngineMachine):
         self.actions.add(0, 0, [token % 7 for token in range(n_tokens)], options, twice=False)
 
 
-one_choice = st.builds(
+without_beams = st.builds(
     RequestOptions,
     max_tokens=st.integers(1, 6),
     namespace=st.sampled_from((0, 0, 1)),
     reads_cache=st.sampled_from((True, True, True, False)),
+    n=st.sampled_from((1, 1, 2, 3)),
     min_tokens=st.sampled_from((0, 3)),
     sampling=st.sampled_from((GREEDY, PLAIN, PENALISED)),
     priority=st.sampled_from((0, 0, -1)),
@@ -242,26 +243,55 @@ one_choice = st.builds(
 
 
 class RecurrentEngineMachine(EngineMachine):
-    """An engine of a model with recurrent layers, whose requests have one choice and no drafts."""
+    """An engine of a model with recurrent layers, whose requests have no beams and no drafts."""
 
     @initialize(
         page_size=st.sampled_from((1, 2, 4)),
         n_pages=st.sampled_from((40, 80)),
         n_states=st.sampled_from((1, 2, 5, 20)),
         policy=st.sampled_from(("lpm", "fcfs")),
+        n_slots=st.sampled_from((0, 30, 150)),
+        has_disk=st.booleans(),
     )
-    def start(self, page_size: int, n_pages: int, n_states: int, policy: str) -> None:  # type: ignore[override]
-        self.actions = Actions(n_pages, page_size, n_states=n_states, policy=policy)
+    def start(  # type: ignore[override]
+        self, page_size: int, n_pages: int, n_states: int, policy: str, n_slots: int, has_disk: bool
+    ) -> None:
+        self.actions = Actions(
+            n_pages, page_size, n_states=n_states, policy=policy, n_slots=n_slots, has_disk=n_slots > 0 and has_disk
+        )
         self.actions.engine.drafts.is_on = False
 
     def switch_drafts(self) -> None:
         """Is no rule here."""
 
+    @rule(n_transfers=st.integers(1, 4), which=small)
+    def finish_transfers(self, n_transfers: int, which: int) -> None:
+        for _ in range(n_transfers):
+            self.actions.finish_transfer(which)
+
+    @rule(which=small, n_pages=st.integers(0, 4))
+    def fail_transfer(self, which: int, n_pages: int) -> None:
+        self.actions.finish_transfer(which, n_pages)
+
+    @rule(which=small)
+    def lose(self, which: int) -> None:
+        self.actions.lose(which)
+
+    @rule(base=small, evicts_slots=st.booleans())
+    def return_after_an_eviction(self, base: int, evicts_slots: bool) -> None:
+        """Serves all requests, evicts the pages of one tier or two, and adds a known prompt."""
+        self.actions.serve_all()
+        self.actions.evict(self.actions.engine.n_pages)
+        if evicts_slots:
+            self.actions.evict_slots(self.actions.engine.host.n_pages)
+        self.actions.add(base, 40, [1], RequestOptions(), twice=False)
+        self.actions.launch()
+
     @rule(
         base=small,
         cut=small,
         suffix=st.lists(st.integers(1, 4), max_size=6),
-        options=one_choice,
+        options=without_beams,
         twice=st.booleans(),
     )
     def add(self, base: int, cut: int, suffix: list[int], options: RequestOptions, twice: bool) -> None:

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from radixkv.runtime.step.page_copier import FinishedCopy
 from support.fake_device import NAN, POISON, REJECTED, FakeDevice, KVValue
 
 PAGE_BYTES = 1 << 10
 COPY_S = 0.25
+
+
+STATE_PARTS = 2
+"""Parts of a page's size that a state takes."""
+FIRST_STATE = 1 << 20
+"""Number of the first part of host slots for states, among those of ``slots``."""
 
 
 def slot_of(buffer: memoryview) -> int:
@@ -27,6 +33,7 @@ class Copy(NamedTuple):
     is_load: bool
     pages: tuple[int, ...]
     slots: tuple[int, ...]
+    states: tuple[tuple[int, int], ...]
 
 
 @dataclass
@@ -35,9 +42,11 @@ class FakeCopier:
 
     device: FakeDevice
     n_slots: int
+    n_state_slots: int = 0
     page_bytes: int = PAGE_BYTES
     in_flight: list[Copy] = field(default_factory=list)
-    slots: dict[int, list[KVValue | str | None]] = field(default_factory=dict)
+    slots: dict[int, list[Any]] = field(default_factory=dict)
+    """By slot, what each token of a page has; and by part of a slot for a state, the state once for each token."""
     n_closed: int = 0
     _finished: list[FinishedCopy] = field(default_factory=list)
     _n_taken: int = 0
@@ -51,11 +60,15 @@ class FakeCopier:
         """Returns what ``slot_of`` takes: the fake slots hold no bytes."""
         return memoryview(slot.to_bytes(4, "little"))
 
-    def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
-        return self._begin(True, pages, slots)
+    def state_buffers(self, slot: int) -> list[memoryview]:
+        """Returns what ``slot_of`` takes, for each part of a slot for a state."""
+        return [self.buffer(FIRST_STATE + slot * STATE_PARTS + part) for part in range(STATE_PARTS)]
 
-    def store(self, pages: Sequence[int], slots: Sequence[int]) -> int:
-        return self._begin(False, pages, slots)
+    def load(self, slots: Sequence[int], pages: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
+        return self._begin(True, pages, slots, states)
+
+    def store(self, pages: Sequence[int], slots: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
+        return self._begin(False, pages, slots, states)
 
     def take_finished(self) -> list[FinishedCopy]:
         finished, self._finished = self._finished, []
@@ -78,18 +91,33 @@ class FakeCopier:
                 self._write_page(page, self.slots[slot])
             else:
                 self.slots[slot] = self._read_page(page)
+        for slot, tree_slot in () if fails else copy.states:
+            first = FIRST_STATE + slot * STATE_PARTS
+            if copy.is_load:
+                (state,) = {one for part in range(STATE_PARTS) for one in self.slots[first + part]}
+                assert state != POISON, f"state {slot} is loaded, and not filled"
+                self.device.tree_states[tree_slot] = state
+            else:
+                state = self.device.tree_states[tree_slot]
+                assert state[1] is not None, f"state {tree_slot} is stored, and not finite"
+                for part in range(STATE_PARTS):
+                    self.slots[first + part] = [state] * self.device.page_size
         self._finished.append(FinishedCopy(copy.ticket, COPY_S, "the copy failed" if fails else None))
 
     def finish_all(self) -> None:
         while self.in_flight:
             self.finish()
 
-    def _begin(self, is_load: bool, pages: Sequence[int], slots: Sequence[int]) -> int:
-        assert len(pages) == len(slots) > 0, "a copy of no page, or of unlike numbers"
+    def _begin(
+        self, is_load: bool, pages: Sequence[int], slots: Sequence[int], states: Sequence[tuple[int, int]]
+    ) -> int:
+        assert len(pages) == len(slots), "a copy of unlike numbers"
+        assert pages or states, "a copy of nothing"
         assert len(set(slots)) == len(slots), "a slot twice in one copy"
-        assert max(slots) < self.n_slots, "no such slot"
+        assert all(slot < self.n_slots for slot in slots), "no such slot"
         self._n_tickets += 1
-        self.in_flight.append(Copy(self._n_tickets, is_load, tuple(pages), tuple(slots)))
+        assert len({slot for slot, _ in states}) == len(states), "a state twice in one copy"
+        self.in_flight.append(Copy(self._n_tickets, is_load, tuple(pages), tuple(slots), tuple(states)))
         return self._n_tickets
 
     def _read_page(self, page: int) -> list[KVValue | str | None]:

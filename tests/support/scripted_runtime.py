@@ -64,6 +64,7 @@ from radixkv.wire.stats import (
     ReplicaStats,
     SharedStoreStats,
     SourceStats,
+    StateStats,
     Stats,
     TenantStats,
 )
@@ -83,6 +84,8 @@ HOST = HostStats(
     hits_computed_total=4,
     load_seconds_per_token=0.001,
     compute_seconds_per_token=0.005,
+    n_state_slots=12,
+    n_state_slots_free=5,
 )
 """Counters of a host tier."""
 DISK = DiskStats(
@@ -98,6 +101,10 @@ DISK = DiskStats(
 """Counters of a disk tier."""
 DRAFTS = DraftStats(10, 60, 25, 9, {"prompt": SourceStats(40, 20), "answers": SourceStats(20, 5)}, (10, 8, 7, 0))
 """Counters of drafts."""
+STATES = StateStats(
+    n_slots=20, n_slots_free=4, saved_total=40, hits_total=33, evicted_total=24, missed_tokens_total=512
+)
+"""Counters of states of recurrent layers."""
 TENANTS = {"search": TenantStats(2, 1, 500, 20), "batch": TenantStats(1, 6, 250)}
 """Counters of tenants, of which the second has no share of pages."""
 REPLICAS = {
@@ -194,6 +201,8 @@ class ScriptedLoop:
     """The tree of device and host tier together."""
     drafts: DraftStats | None = None
     """Counters of drafts."""
+    states: StateStats | None = None
+    """Counters of states."""
     draft_use: DraftUse | None = None
     """What becomes of the drafts of each request."""
     tenants: dict[str, TenantStats] = field(default_factory=dict)
@@ -424,6 +433,7 @@ class ScriptedLoop:
             host=self.host,
             disk=self.disk,
             drafts=self.drafts,
+            states=self.states,
             tenants=self.tenants,
             replicas=self.replicas,
         )

@@ -27,6 +27,7 @@ from radixkv.wire.stats import (
     HostStats,
     ReplicaStats,
     SharedStoreStats,
+    StateStats,
     Stats,
     TenantStats,
 )
@@ -238,6 +239,8 @@ def _families(stats: Stats) -> Iterator[Metric]:
         yield from _disk_families(stats.disk, stats.cache_use)
     if stats.drafts is not None:
         yield from _draft_families(stats.drafts)
+    if stats.states is not None:
+        yield from _state_families(stats.states)
     if stats.tenants:
         yield from _tenant_families(stats.tenants)
     if stats.replicas:
@@ -294,8 +297,25 @@ def _draft_families(drafts: DraftStats) -> Iterator[Metric]:
     yield _labelled(CounterMetricFamily, "spec_decode_num_accepted_tokens_per_pos", text, "position", places)
 
 
-def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
+def _state_families(states: StateStats) -> Iterator[Metric]:
     gauges: _Values = {
+        "state_slots": (states.n_slots, "States of recurrent layers that the prefix cache can keep."),
+        "state_slots_free": (states.n_slots_free, "States that it could keep without evicting one."),
+    }
+    counters: _Values = {
+        "states_saved": (states.saved_total, "States that were computed for the prefix cache."),
+        "state_hits": (states.hits_total, "Times that a prompt went on from one of them."),
+        "states_evicted": (states.evicted_total, "States that gave their slots to others; pages stayed."),
+        "state_missed_tokens": (
+            states.missed_tokens_total,
+            "Prompt tokens computed although their pages were cached, because no state was after them.",
+        ),
+    }
+    yield from _numbers(gauges, counters)
+
+
+def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
+    gauges: dict[str, tuple[float | None, str]] = {
         "num_requests_loading": (host.n_loading, "Part of num_requests_waiting: wait for pages of the host tier."),
         "host_slots": (host.n_slots, "Pages that the host tier can hold; grows while its memory is prepared."),
         "host_slots_free": (host.n_slots_free, "Pages that the host tier could take without evicting."),
@@ -314,6 +334,9 @@ def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
         "host_store_seconds": (host.store_seconds, "Time of the copies to the host tier."),
         "host_copies_failed": (host.copies_failed_total, "Copies that failed, in either direction."),
     }
+    if host.n_state_slots:
+        gauges["host_state_slots"] = host.n_state_slots, "States of recurrent layers that the host tier can hold."
+        gauges["host_state_slots_free"] = host.n_state_slots_free, "States that it could take without evicting one."
     yield from _numbers(gauges, counters)
 
 

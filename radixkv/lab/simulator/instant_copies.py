@@ -20,6 +20,7 @@ class InstantCopier:
     """
 
     n_slots = 0
+    n_state_slots = 0
     page_bytes = 1
 
     def __init__(self, page_seconds: float) -> None:
@@ -31,13 +32,13 @@ class InstantCopier:
         """Returns none: the host tier has all its slots from the start."""
         return range(0)
 
-    def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
+    def load(self, slots: Sequence[int], pages: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
         """Finishes a copy of the pages, with the time that it would take."""
         ticket = next(self._tickets)
         self._finished.append(FinishedCopy(ticket, len(pages) * self._page_seconds, None))
         return ticket
 
-    def store(self, pages: Sequence[int], slots: Sequence[int]) -> int:
+    def store(self, pages: Sequence[int], slots: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
         """Finishes a copy of the pages, with the time that a load of them would take."""
         return self.load(slots, pages)
 

@@ -17,6 +17,7 @@ from radixkv.tree.eviction_policies import EvictionPolicy
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.spared import WaitingPrompt
+from radixkv.tree.states import BLOCK_TOKENS
 
 MIN_COPIED_TOKENS = 4
 """Fewest tokens for which a part of a page is copied. Finding and leasing the page takes the host about as long as
@@ -44,6 +45,7 @@ class PageCache:
             whole pages are shared.
         n_states: how many states of recurrent layers the tree can have. Requests then go on from a state only, and
             no part of a page is copied. None: the model has no such layers.
+        state_block_tokens: positions of states are multiples of it.
         free_pages: the pool's page ids as a stack: pages are taken from its end, freed pages are added with ``+=``.
             Tests give one that sees every freed page. None makes a plain list.
     """
@@ -59,6 +61,7 @@ class PageCache:
         page_quotas: PageQuotas | None = None,
         min_copied_tokens: int = MIN_COPIED_TOKENS,
         n_states: int | None = None,
+        state_block_tokens: int = BLOCK_TOKENS,
         free_pages: MutableSequence[int] | None = None,
     ) -> None:
         self.n_pages = n_pages
@@ -67,7 +70,13 @@ class PageCache:
         self.windows = Windows(page_size, window)
         self.min_copied_tokens = min_copied_tokens if n_states is None else page_size
         self.page_quotas = page_quotas or PageQuotas()
-        self.tree = RadixTree(page_size, policy=policy, groups=self.page_quotas.names, n_states=n_states)
+        self.tree = RadixTree(
+            page_size,
+            policy=policy,
+            groups=self.page_quotas.names,
+            n_states=n_states,
+            state_block_tokens=state_block_tokens,
+        )
         self.page_quotas.open(self.tree, n_pages)
         self.n_evicted = 0
         """Pages evicted since the creation of the cache."""
@@ -120,6 +129,7 @@ class PageCache:
         bypasses_tree: bool = False,
         is_use: bool = True,
         is_hit: bool = True,
+        needs_state: bool = True,
     ) -> BlockTable:
         """Returns a block table that leases the longest cached prefix of the tokens.
 
@@ -133,12 +143,14 @@ class PageCache:
             is_use: False leaves the order of eviction as it is.
             is_hit: False for pages that are found for a copy, and not for a request, or for a request that may not
                 start: see ``count_hit``.
+            needs_state: False also leases pages without a state of recurrent layers, for a copy that brings one.
         """
         if bypasses_tree or not self.is_sharing:
             return BlockTable(None, [], 0, namespace=namespace)
         lease = self.tree.open_lease(namespace, is_use=is_use, is_hit=is_hit)
-        pages = self.tree.extend(lease, tokens) if reads else []
-        return BlockTable(lease, pages, len(pages), namespace=namespace, state=lease.node.state if pages else None)
+        pages = self.tree.extend(lease, tokens, needs_state=needs_state) if reads else []
+        state = lease.node.state if pages and needs_state else None
+        return BlockTable(lease, pages, len(pages), namespace=namespace, state=state)
 
     def count_hit(self, blocks: BlockTable) -> None:
         """Counts a hit of the leased pages, for a table that was opened without one. Costs as

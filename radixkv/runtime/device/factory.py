@@ -20,6 +20,7 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.machine import (
     HEAD_SIZES,
     MIN_CAPABILITY,
+    STATE_HEAD_SIZES,
     Machine,
     check_attention_backend,
     check_gpus,
@@ -86,8 +87,12 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint, mac
     if model.head_dim not in HEAD_SIZES:
         logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", model.head_dim)
         return "cpu"
-    if model.delta_nets is not None or model.has_output_gate:
-        logger.warning("computing on the CPU: gated delta nets are not supported on CUDA in this release")
+    if (nets := model.delta_nets) is not None and not {nets.key_dim, nets.value_dim} <= {*STATE_HEAD_SIZES}:
+        logger.warning(
+            "computing on the CPU: gated delta nets with heads of sizes %d and %d are not supported on CUDA",
+            nets.key_dim,
+            nets.value_dim,
+        )
         return "cpu"
     return "cuda"
 
@@ -114,6 +119,13 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     check_rows(config.tenants, settings.max_num_seqs)
     if config.cache.host_memory_bytes is not None:
         require_host_memory(config.cache.host_memory_bytes)
+    if model.delta_nets is not None:
+        _check_states(config, device, checkpoint.folder.name, model.delta_nets.title)
+    elif config.cache.state_memory_bytes is not None:
+        raise ConfigError(
+            f"state_memory_bytes is {config.cache.state_memory_bytes}, and {checkpoint.folder.name} has no "
+            "recurrent layers; leave it out"
+        )
     if device == "cuda":
         assert machine is not None
         if settings.tensor_parallel_size > 1:
@@ -128,24 +140,22 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             )
         if config.cache.gpu_memory_utilization is not None:
             _warn_of_ignored_utilization(settings)
-        if model.delta_nets is not None:
-            _check_states(config, checkpoint.folder.name, model.delta_nets.title)
-        elif config.cache.state_memory_bytes is not None:
-            raise ConfigError(
-                f"state_memory_bytes is {config.cache.state_memory_bytes}, and {checkpoint.folder.name} has no "
-                "recurrent layers; leave it out"
-            )
         check_for_cpu(checkpoint, settings)
     return resolved
 
 
-def _check_states(config: EngineConfig, name: str, title: str) -> None:
+def _check_states(config: EngineConfig, device: Device, name: str, title: str) -> None:
     """Raises ``ConfigError`` for what a model with states cannot do in this release; ``title`` names its layers."""
     model = f"{name} has {title}"
-    if config.cache.host_memory_bytes is not None:
+    if device == "cuda" and config.cache.host_memory_bytes is not None:
         raise ConfigError(
-            f"{model}, whose states are not copied to other memory in this release; leave host_memory_bytes "
-            "(--host-memory) out"
+            f"{model}, whose states are not copied from a GPU to other memory in this release; leave "
+            "host_memory_bytes (--host-memory) out"
+        )
+    if config.cache.cache_url is not None:
+        raise ConfigError(
+            f"{model}, whose states are not kept in stores that servers share in this release; leave cache_url "
+            "(--cache-url) out, or set cache_dir"
         )
     if config.scheduler.speculative_config not in (None, DEFAULT_SPECULATION):
         raise ConfigError(

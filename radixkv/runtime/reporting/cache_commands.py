@@ -229,6 +229,7 @@ class CacheCommands:
             tokens=bytes(each.node.key[: MAX_SHOWN_TOKENS * TOKEN_BYTES]) if contents else b"",
             idle_s=idle_s,
             tiers=tiers,
+            has_state=any(node.state is not None and node.state.is_computed for _, node in found),
         )
 
     def _label(self, namespace: Namespace) -> str:

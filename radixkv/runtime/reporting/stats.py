@@ -88,5 +88,6 @@ def make_stats(
         host=host,
         disk=disk,
         drafts=scheduler.drafts.stats(),
+        states=scheduler.states.stats(),
         tenants=scheduler.shares.stats(lambda sender: count_requests_of(sender, scheduler, gate)),
     )

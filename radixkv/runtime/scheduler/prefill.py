@@ -190,6 +190,8 @@ class PrefillRows:
                 continue  # its load began as it tried to overtake a candidate
             if not self._running.has_batch_slot_for(request):
                 continue
+            if request.phase is Phase.WAITING and self._states.is_awaited(request):
+                continue
             if request.phase is Phase.WAITING and self._tiers.begin(
                 request, self._running.n_room(request, prefilling, only_reserved=only_reserved)
             ):

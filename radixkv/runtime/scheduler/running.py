@@ -333,7 +333,12 @@ class RunningRequests:
         return min(n_missing, max(0, self._max_private_pages - n_held))
 
     def _can_fork(self, leader: Request, follower: Request, n_needed_ahead: int) -> bool:
-        """Whether a follower can start now, beside the pages that prefilling requests ahead still need. O(1)."""
+        """Whether a follower can start now, beside the pages that prefilling requests ahead still need. O(1).
+
+        None can with recurrent layers: it goes on from a state of the tree, because the leader's has moved on.
+        """
+        if self._cache.tree.states is not None:
+            return False
         if leader.phase is not Phase.RUNNING or not self.has_batch_slot_for(follower):
             return False
         first = self._cache.windows.first_copied(leader.blocks, follower.n_known - 1)

@@ -105,7 +105,7 @@ class Scheduler:
         self.shares = shares
         self.tiers = tiers
         self.drafts = drafts
-        self._states = states
+        self.states = states
         self.running = RunningRequests(
             cache,
             queue,
@@ -292,7 +292,7 @@ class Scheduler:
                     computed.append(ComputedRow(blocks, tokens, end, request.last_step))
         self.cache.commit_computed(computed, plan.step)
         self.tiers.computed(plan, launched.requests)
-        self._states.step_done(plan, are_right)
+        self.states.step_done(plan, are_right)
         if not all(result.finite):
             for _, request, _, _, finite in rows:
                 if not finite:
@@ -349,7 +349,7 @@ class Scheduler:
             for row, request in zip(reversed(launched.plan.rows), reversed(launched.requests), strict=True):
                 self._row_done(request, row)
                 involved.append(request)
-        self._states.undo()
+        self.states.undo()
         updates = undo_steps(self.cache, self.running, involved)
         self._retried.add(involved)
         self.running.release()
@@ -420,7 +420,7 @@ class Scheduler:
         forks = [request for request in requests[:n_decoding] if request.leader is not None]
         copies, sources = _take_copies(forks + requests[n_decoding:])
         is_masked = any(row.sampling is not None and row.sampling.is_masked for row in rows)
-        loads, saves = self._states.take(self._n_steps)
+        loads, saves = self.states.take(self._n_steps)
         plan = StepPlan(
             self._n_steps, tuple(rows), copies, shared, runs_id, is_masked, n_decode, n_drafts, loads, saves
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import lcm
 
 import numpy as np
 
@@ -12,9 +11,10 @@ from radixkv.runtime.protocols import States
 from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import StateLoad, StateSave, StepPlan
 from radixkv.tree.node import State
+from radixkv.wire.stats import StateStats
 
-BLOCK_TOKENS = 64
-"""States are kept at multiples of it, because kernels compute so many tokens of a recurrent layer together."""
+_MIN_AWAITED_BLOCKS = 2
+"""A prompt waits a step for a state if that saves so many blocks or more: fewer save less than a step takes."""
 
 
 class TreeStates(States):
@@ -23,22 +23,20 @@ class TreeStates(States):
     - where the prompt forks off from what is cached: the next prompt that does so finds a state there;
     - the end of the first message of a chat, which often has instructions and tools;
     - the end of the last message, where the next turn of the chat goes on, whatever the template does with answers;
-      without messages the end of the prompt.
+      without messages the end of the prompt;
+    - the end of a prompt with several choices, where all but the first go on.
 
     A state of a last message is evicted before all others once the next turn of the chat has gone on from it.
 
     Args:
         cache: the page cache, whose tree has states.
         end_token_ids: tokens that end a message, as they end answers.
-        block_tokens: tokens of a block.
     """
 
-    def __init__(
-        self, cache: PageCache, end_token_ids: frozenset[int], *, block_tokens: int = BLOCK_TOKENS
-    ) -> None:
+    def __init__(self, cache: PageCache, end_token_ids: frozenset[int]) -> None:
         assert cache.tree.states is not None, "the cache was made for a model with states"
         self._states = cache.tree.states
-        self.block_tokens = lcm(cache.page_size, block_tokens)
+        self.block_tokens = self._states.block_tokens
         self._end_token_ids = sorted(end_token_ids)
         self._loads: list[StateLoad] = []
         self._saves: list[StateSave] = []
@@ -48,6 +46,14 @@ class TreeStates(States):
         """The states that each launched step saves, by its number."""
         self._found_until: dict[int, int] = {}
         """By batch slot, where its newest row ends, if the tree had all of its pages before."""
+        self._n_hits = self._n_missed_tokens = 0
+
+    def is_awaited(self, request: Request) -> bool:
+        """See ``States.is_awaited``. ``tree.States.n_coming``."""
+        if not request.reads_cache or request.recovery.bypasses_tree:
+            return False
+        n_saved = self._states.n_coming(request.namespace, request.key)
+        return n_saved >= _MIN_AWAITED_BLOCKS * self.block_tokens
 
     def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> None:
         """See ``States.plan_row``. O(tokens of the prompt), and ``tree.States.put`` for each state."""
@@ -56,8 +62,11 @@ class TreeStates(States):
             # Another request of this plan may have taken its slot since it was found: states are saved after loads.
             self._loads.append(StateLoad(source.slot, request.batch_slot))
             blocks.state = None
+            self._n_hits += not request.is_canary
         if blocks.lease is None or blocks.lease.detached or request.is_canary:
             return
+        if request.reads_cache:
+            self._n_missed_tokens += max(0, n_in_tree - start)
         if source is not None:
             self._states.use(source)
         first, last = self._message_ends(request)
@@ -65,7 +74,8 @@ class TreeStates(States):
         if n_in_tree < end and (n_in_tree > start or self._found_until.get(request.batch_slot) == start):
             places.append(n_in_tree)
         self._found_until[request.batch_slot] = end if n_in_tree == end else 0
-        are_turns = {self._floor(last): True} | {self._floor(place): False for place in places}
+        turns = [last, request.n_prompt - 1] if request.followers else [last]
+        are_turns = dict.fromkeys(map(self._floor, turns), True) | dict.fromkeys(map(self._floor, places), False)
         n_before = len(self._saves)
         for position, is_turn in sorted(are_turns.items()):
             if max(start, 1) <= position <= end:
@@ -103,6 +113,18 @@ class TreeStates(States):
             for state in states:
                 self._states.drop(state)
         self._launched.clear()
+
+    def stats(self) -> StateStats:
+        """See ``States.stats``. O(states that have left)."""
+        states = self._states
+        return StateStats(
+            n_slots=states.n_slots,
+            n_slots_free=states.n_free,
+            saved_total=states.n_saved,
+            hits_total=self._n_hits,
+            evicted_total=states.n_evicted,
+            missed_tokens_total=self._n_missed_tokens,
+        )
 
     def _floor(self, position: int) -> int:
         return position - position % self.block_tokens

@@ -36,11 +36,18 @@ class PageCopier(Protocol):
     A host slot holds one page: K and V of all layers, contiguous. Loads and stores run in the background, each kind
     in the order of its calls. The copier orders nothing against the steps: the caller must copy only pages whose
     steps' results it has taken, and must leave a copy's pages and slots alone until the copy has finished.
+
+    States of recurrent layers have host slots of their own, and are copied with pages: as pairs of a host slot and
+    the tree's slot on the device.
     """
 
     @property
     def n_slots(self) -> int:
         """Host slots in all."""
+
+    @property
+    def n_state_slots(self) -> int:
+        """Host slots for states, whose memory is ready; 0 if the model has none."""
 
     @property
     def page_bytes(self) -> int:
@@ -49,11 +56,11 @@ class PageCopier(Protocol):
     def take_new_slots(self) -> range:
         """Returns the slots that have become usable since the last call; their memory is ready. O(1)."""
 
-    def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
-        """Starts to copy each slot to the page at the same index; returns a ticket. O(pages)."""
+    def load(self, slots: Sequence[int], pages: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
+        """Starts to copy each slot to the page at the same index, and states; returns a ticket. O(pages)."""
 
-    def store(self, pages: Sequence[int], slots: Sequence[int]) -> int:
-        """Starts to copy each page to the slot at the same index; returns a ticket. O(pages)."""
+    def store(self, pages: Sequence[int], slots: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
+        """Starts to copy each page to the slot at the same index, and states; returns a ticket. O(pages)."""
 
     def take_finished(self) -> list[FinishedCopy]:
         """Returns the copies that have finished since the last call, in any order. O(1) if there is none."""
@@ -70,3 +77,6 @@ class HostMemoryCopier(PageCopier, Protocol):
 
     def buffer(self, slot: int) -> memoryview:
         """Returns the memory of a usable slot, writable, ``page_bytes`` long. O(1)."""
+
+    def state_buffers(self, slot: int) -> list[memoryview]:
+        """Returns the memory of a host slot for a state, in writable parts of ``page_bytes`` each. O(parts)."""

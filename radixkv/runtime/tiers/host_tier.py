@@ -16,7 +16,8 @@ from radixkv.runtime.tiers.storage_tier import Fetch, Lookup, StorageTier
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 from radixkv.runtime.tiers.tier_link import Load, Offer, Store, TierLink
 from radixkv.settings.config import LoadPolicy, WritePolicy
-from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.tree.node import TOKEN_BYTES, Namespace, State
+from radixkv.tree.states import States
 from radixkv.wire.stats import HostStats
 
 HostLoad = Load[BlockTable]
@@ -77,6 +78,8 @@ class HostTier(TierLink[BlockTable, HostLoad]):
     load_policy: LoadPolicy = "auto"
     write_policy: WritePolicy = "through"
     cost: LoadCost = field(default_factory=LoadCost)
+    n_state_pages: int = 0
+    """Pages whose bytes a state of recurrent layers takes."""
     n_hits_computed: int = 0
     """Admissions that compute tokens which the host tier has, because loading them would take longer."""
     _n_declined: int = 0
@@ -212,11 +215,21 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             None if too few pages are available or there is nothing to copy; the cached prefixes count as used.
         """
         source = self.host.open(namespace, tokens, is_hit=False)
-        blocks = self.device.open(namespace, tokens, is_hit=False)
-        first, last = blocks.n_leased, source.n_leased
+        last = source.n_leased
+        if source.state is not None:
+            tokens = tokens[: last * self.device.page_size * TOKEN_BYTES]
+        blocks = self.device.open(namespace, tokens, is_hit=False, needs_state=False)
+        first = blocks.n_leased
         # Counted now, because the lease on the device's prefix makes its pages unavailable.
         has_room = max(n_pages, last) - first <= self.device.n_available_to(namespace) - n_kept
-        if last <= first or not has_room or not self.device.reserve(blocks, last):
+        has_more, states = last > first, list[tuple[int, int]]()
+        if has_room and source.state is not None and (slot := self._device_states.reserve()) is not None:
+            states = [(source.state.slot, slot)]
+        if self.device.tree.states is not None:
+            has_more = bool(states)
+        if not has_more or not has_room or not self.device.reserve(blocks, last):
+            for _, slot in states:
+                self._device_states.give_back(slot)
             self.host.close(source)
             self.device.close(blocks)
             return None
@@ -226,7 +239,12 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         page_size, pages = self.device.page_size, blocks.pages[first:last]
         tokens = tokens[: last * page_size * TOKEN_BYTES]
         load = HostLoad(namespace, bytearray(tokens), blocks, source, first * page_size, pages, is_wanted=True)
-        self._loads[self.copier.load(source.pages[first:last], pages)] = load
+        if source.state is not None:
+            ((_, load.state_slot),) = states
+            load.n_more = self.n_state_pages
+            self._host_states.use(source.state)
+            self._host_states.hold(source.state)
+        self._loads[self.copier.load(source.pages[first:last], pages, states)] = load
         return load
 
     def advance(self) -> bool:
@@ -293,6 +311,8 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             hits_computed_total=self.n_hits_computed,
             load_seconds_per_token=self.cost.load_s_per_token,
             compute_seconds_per_token=self.cost.compute_s_per_token,
+            n_state_slots=self.copier.n_state_slots,
+            n_state_slots_free=0 if self.host.tree.states is None else self.host.tree.states.n_free,
         )
 
     def check(self) -> None:
@@ -326,10 +346,20 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             self.disk.close(max(0.0, end - monotonic()))
         self.copier.close()
 
+    @property
+    def _device_states(self) -> States:
+        assert self.device.tree.states is not None, "only of a model with recurrent layers"
+        return self.device.tree.states
+
+    @property
+    def _host_states(self) -> States:
+        assert self.host.tree.states is not None, "only of a model with recurrent layers"
+        return self.host.tree.states
+
     def _finished(self) -> Iterator[FinishedTransfer]:
         for ticket, seconds, error in self.copier.take_finished():
             copy = self._loads.get(ticket) or self._stores[ticket]
-            yield FinishedTransfer(ticket, 0 if error is not None else len(copy.pages), seconds)
+            yield FinishedTransfer(ticket, 0 if error is not None else copy.n_pages, seconds)
 
     def _make_room(self, offer: Offer, pages: Sequence[int]) -> tuple[BlockTable, int, int | None]:
         """See ``TierLink``.
@@ -338,7 +368,10 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         whose first missing page is being stored for another one, or for which there are too few slots yet, is
         postponed until a store has finished or there are more slots.
         """
-        place = self.host.open(offer.namespace, offer.tokens, is_hit=False)
+        tokens = offer.tokens
+        if self.host.tree.states is not None:
+            tokens = tokens[: len(pages) * self.host.page_size * TOKEN_BYTES]
+        place = self.host.open(offer.namespace, tokens, is_hit=False, needs_state=False)
         first = place.n_leased
         n_missing = len(pages) - first
         is_being_stored = n_missing > 0 and pages[first] in self._pages_in_store
@@ -352,23 +385,50 @@ class HostTier(TierLink[BlockTable, HostLoad]):
 
     def _begin_store(self, store: Store[BlockTable]) -> int:
         self._pages_in_store.update(store.pages)
-        return self.copier.store(store.pages, store.place.pages[store.place.n_leased :])
+        states = [(slot, state.slot) for state, slot in store.states]
+        return self.copier.store(store.pages, store.place.pages[store.place.n_leased :], states)
+
+    def _reserve(self, store: Store[BlockTable], states: Sequence[State]) -> None:
+        """See ``TierLink``."""
+        assert store.place.lease is not None
+        known = {state.n_tokens for state in self._host_states.on_path(store.place.lease)}
+        for state in states:
+            if state.n_tokens not in known:
+                slot = self._host_states.reserve()
+                if slot is None:
+                    break
+                store.states.append((state, slot))
+        store.n_more = len(store.states) * self.n_state_pages
 
     def _take_store(self, store: Store[BlockTable], finished: FinishedTransfer) -> bool:
         self._pages_in_store.difference_update(store.pages)
-        if not finished.n_pages:
-            return False
-        self.cost.add_store(finished.n_pages * self.device.page_size, finished.seconds)
-        if store.blocks.can_commit:
+        is_stored = finished.n_pages > 0 and store.blocks.can_commit
+        if finished.n_pages:
+            self.cost.add_store(finished.n_pages * self.device.page_size, finished.seconds)
+        if is_stored:
             self.host.commit_copied(store.place, store.tokens, len(store.tokens) // TOKEN_BYTES)
-        is_stored = store.blocks.can_commit and store.place.can_commit
+            is_stored = store.place.can_commit
+        offered = [bytes(store.tokens)]
+        if store.states:
+            offered = [self._attach_stored(store, state, slot, is_stored) for state, slot in store.states]
         if is_stored and self.disk is not None:
-            self.disk.offer(store.offer.namespace, bytes(store.tokens))
+            for tokens in reversed(offered):
+                self.disk.offer(store.offer.namespace, tokens)
         return is_stored
+
+    def _attach_stored(self, store: Store[BlockTable], state: State, slot: int, is_stored: bool) -> bytes:
+        """Puts a stored state into the host tier's tree, or frees its slot; returns what to offer to the disk."""
+        if is_stored and store.place.lease is not None:
+            self._host_states.attach(store.place.lease, state.n_tokens, slot, is_turn=state.is_turn)
+        else:
+            self._host_states.give_back(slot)
+        return bytes(store.tokens[: state.n_tokens * TOKEN_BYTES]) + bytes(TOKEN_BYTES)
 
     def _take_load(self, load: HostLoad, finished: FinishedTransfer) -> None:
         if finished.n_pages:
             self.cost.add_load(finished.n_pages * self.device.page_size, finished.seconds)
+        if load.place.state is not None:
+            self._host_states.let_go(load.place.state)
         self.host.close(load.place)
 
     def _close(self, blocks: BlockTable, place: BlockTable, namespace: Namespace, tokens: bytes) -> None:

@@ -38,9 +38,13 @@ class LoadCost:
     A load of n tokens takes a fixed time and n times ``load_s_per_token``, and for those on disk
     ``fetch_s_per_token`` in addition. Computing them takes n times ``compute_s_per_token``: the prompt's other
     tokens are computed in any case, and with them what is fixed.
+
+    Args:
+        n_more: tokens whose pages have the bytes that a load copies beside its pages: those of a state.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, n_more: int = 0) -> None:
+        self._n_more = n_more
         self._load, self._fetch, self._compute, self._look_up = _Average(), _Average(), _Average(), _Average()
         self._fastest_store: float | None = None
 
@@ -65,7 +69,7 @@ class LoadCost:
         load, compute = self.load_s_per_token, self.compute_s_per_token
         if load is None or compute is None:
             return 0.0
-        return _TURNS_S / (compute - load) if compute > load else float("inf")
+        return (_TURNS_S + self._n_more * load) / (compute - load) if compute > load else float("inf")
 
     def is_load_faster(self, n_host: int, n_disk: int = 0, *, looks_up: bool = False) -> bool:
         """Returns whether loading is faster than computing. O(1).
@@ -82,10 +86,12 @@ class LoadCost:
         if load is None or compute is None:
             return True
         n_tokens = n_host + n_disk
-        load_s = _TURNS_S + n_tokens * load + n_disk * (fetch or 0.0)
+        load_s = _TURNS_S + (n_tokens + self._n_more) * load
+        if n_disk:
+            load_s += (n_disk + self._n_more) * (fetch or 0.0)
         if looks_up:
             load_s += _TURNS_S + (self._look_up.value or 0.0)
-        if n_disk and load_s >= _TURNS_S + n_host * load + n_disk * compute:
+        if n_disk and load_s >= _TURNS_S + (n_host + self._n_more) * load + n_disk * compute:
             return False
         return load_s < n_tokens * compute
 

@@ -81,11 +81,15 @@ def open_tiers(
     """
     settings = resolved.device_settings
     policy = open_eviction_policy(resolved.config.cache.eviction_policy, resolved.config.cache.ghost_capacity)
-    host, cost = PageCache(0, settings.page_size, policy=policy, page_quotas=page_quotas), LoadCost()
-    host.tree.history = cache.tree.history
     with ExitStack() as on_failure:
         copier = executor.open_copier(host_memory_bytes)
         on_failure.callback(copier.close)
+        n_states = None if executor.n_states is None else copier.n_state_slots
+        host = PageCache(0, settings.page_size, policy=policy, page_quotas=page_quotas, n_states=n_states)
+        host.tree.history = cache.tree.history
+        state_buffers = copier.state_buffers if n_states else None
+        n_state_pages = 0 if state_buffers is None else len(state_buffers(0))
+        cost = LoadCost(n_state_pages * settings.page_size)
         disk = None
         if objects is not None or resolved.config.cache.cache_dir is not None:
             max_tokens = min(settings.max_num_batched_tokens, settings.max_model_len)
@@ -93,7 +97,7 @@ def open_tiers(
             root = root_key(_kv_identity(resolved, checkpoint, executor))
             store = _open_store(resolved, copier.page_bytes, objects)
             on_failure.callback(store.close, timeout_s=0.0)
-            disk = StorageTier(host, store, root, copier.buffer, cost)
+            disk = StorageTier(host, store, root, copier.buffer, cost, state_buffers)
         host_tier = HostTier(
             cache,
             host,
@@ -102,6 +106,7 @@ def open_tiers(
             load_policy=resolved.config.cache.load_policy,
             write_policy=resolved.config.cache.write_policy,
             cost=cost,
+            n_state_pages=n_state_pages,
         )
         on_failure.pop_all()
     return host_tier

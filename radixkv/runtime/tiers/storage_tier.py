@@ -9,10 +9,10 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.storage_changes import StorageChanges
-from radixkv.runtime.tiers.stores.page_keys import KeyChain, namespace_key
+from radixkv.runtime.tiers.stores.page_keys import KeyChain, chain, namespace_key
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore
 from radixkv.runtime.tiers.tier_link import MAX_OFFERS_PER_TURN, Load, Offer, Store, TierLink
-from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.tree.node import TOKEN_BYTES, Namespace, State
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.stats import DiskStats, SharedStoreStats
 
@@ -65,6 +65,8 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         root: the key of this engine, from ``page_keys.root_key``.
         slot_buffer: returns the memory of a host slot.
         cost: takes the measured time of fetches.
+
+    A state of recurrent layers is kept as some pages that continue its prefix, with tokens that no prompt has.
     """
 
     host: PageCache
@@ -72,6 +74,8 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     root: bytes
     slot_buffer: Callable[[int], memoryview]
     cost: LoadCost
+    state_buffers: Callable[[int], list[memoryview]] | None = None
+    """Returns the memory of a host slot for a state, in parts of a page's size; None if the model has no states."""
     n_lookups: int = 0
     """Lookups that have finished."""
     look_up_seconds: float = 0.0
@@ -81,12 +85,19 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     changes: StorageChanges = field(init=False)
     """Records which pages enter and leave the store, once it is told to."""
     _chain: KeyChain = field(init=False)
+    _n_state_pages: int = field(default=0, init=False)
+    """Pages that a state takes."""
+    _state_tokens: bytes = field(default=b"", init=False)
+    """Their tokens, -1 each."""
 
     def __post_init__(self) -> None:
         self._chain = KeyChain(self.root, self.host.page_size * TOKEN_BYTES)
         self.changes = StorageChanges(self.store, self._chain, self.host.page_size * TOKEN_BYTES)
         self.upper, self._upper_part = self.host, 4
         self._max_pages_in_store = _MAX_WRITTEN_BYTES // self.store.page_bytes
+        if self.state_buffers is not None:
+            self._n_state_pages = len(self.state_buffers(0))
+            self._state_tokens = b"\xff" * (self._n_state_pages * self.host.page_size * TOKEN_BYTES)
 
     @property
     def is_busy(self) -> bool:
@@ -108,8 +119,16 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         """
         if not self.store.n_pages:
             return n_host
-        first = n_host // self.host.page_size
-        return n_host + self.store.run(self._chain.keys(namespace, tokens)[first:]) * self.host.page_size
+        page_size = self.host.page_size
+        first = n_host // page_size
+        keys = self._chain.keys(namespace, tokens)
+        last = first + self.store.run(keys[first:])
+        if self.host.tree.states is not None:
+            n_pages = self.host.tree.states.block_tokens // page_size
+            last = min(last, (len(tokens) // TOKEN_BYTES - 1) // page_size)  # a token is computed on the state
+            ends = range(last - last % n_pages, first, -n_pages)
+            last = next((end for end in ends if self._has_state(keys[end - 1])), first)
+        return last * page_size
 
     def look_up(self, namespace: Namespace, tokens: bytes, n_host: int) -> Lookup | None:
         """Asks a store that servers share for a prompt's pages that it is not known to have. O(tokens).
@@ -152,16 +171,26 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         """
         page_size = self.host.page_size
         tokens = tokens[: n_tokens * TOKEN_BYTES]
-        blocks = self.host.open(namespace, tokens, is_hit=False)  # the load that follows counts the hit
+        # The load that follows counts the hit.
+        blocks = self.host.open(namespace, tokens, is_hit=False, needs_state=False)
         first = blocks.n_leased
         last = min(n_tokens // page_size, first + max(0, self.host.n_available_to(namespace)))
-        if last <= max(first, n_device // page_size) or not self.host.reserve(blocks, last):
+        slot, has_room = None, last > max(first, n_device // page_size)
+        if (states := self.host.tree.states) is not None:
+            slot = states.reserve() if last == n_tokens // page_size else None
+            has_room = slot is not None
+        if not has_room or not self.host.reserve(blocks, last):
+            if slot is not None and (states := self.host.tree.states) is not None:
+                states.give_back(slot)
             self.host.close(blocks)
             return None
         tokens = tokens[: last * page_size * TOKEN_BYTES]
-        place = StoredPages(self._chain.keys(namespace, tokens))
-        fetch = Fetch(namespace, bytearray(tokens), blocks, place, first * page_size, blocks.pages[first:last])
-        self._loads[self.store.load(*self._pages(fetch))] = fetch
+        place = StoredPages(self._chain.keys(namespace, tokens + self._state_tokens))
+        pages = blocks.pages[first:last]
+        fetch = Fetch(
+            namespace, bytearray(tokens), blocks, place, first * page_size, pages, slot, n_more=self._n_state_pages
+        )
+        self._loads[self.store.load(*self._pages(fetch, slot))] = fetch
         return fetch
 
     def advance(self) -> bool:
@@ -192,18 +221,20 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             tokens: whole pages; none for the whole namespace.
 
         Returns:
-            The number of pages removed.
+            The number of pages removed. The states along ``tokens`` are removed, too: other sequences that share
+            the pages before them compute these again.
         """
         for fetch in self._loads.values():
             is_longer, is_shorter = fetch.tokens.startswith(tokens), tokens.startswith(fetch.tokens)
             if fetch.namespace == namespace and (is_longer or is_shorter):
                 fetch.place.can_commit = False
         *leading, key = namespace_key(self.root, namespace), *self._chain.keys(namespace, tokens)
+        n_state_pages = sum(self._remove_state(one) for one in (*leading[1:], key)) if tokens else 0
         removal = self.store.remove(key, leading[1:])
         for write in self._stores.values():
             if write.blocks.can_commit:
                 self.offer(*write.offer)
-        return removal.n_pages
+        return removal.n_pages + n_state_pages
 
     def flush(self) -> None:
         """Removes all pages from the store, also those of other models, unless servers share it. O(its pages)."""
@@ -238,16 +269,23 @@ class StorageTier(TierLink[StoredPages, Fetch]):
 
     def _make_room(self, offer: Offer, pages: Sequence[int]) -> tuple[StoredPages, int, int]:
         """See ``TierLink``: the store makes room for itself."""
-        keys = self._chain.keys(offer.namespace, offer.tokens)[: len(pages)]
-        first = self.store.run(keys)
+        tokens = offer.tokens[: len(pages) * self.host.page_size * TOKEN_BYTES]
+        keys = self._chain.keys(offer.namespace, tokens + self._state_tokens)
+        first = min(len(pages), self.store.run(keys))
         return StoredPages(keys), first, len(pages) - first
 
+    def _reserve(self, store: Store[StoredPages], states: Sequence[State]) -> None:
+        """See ``TierLink``. The state at the end is written: each of the others was offered with its own prefix."""
+        if self.store.run(store.place.keys) < len(store.place.keys):
+            store.states, store.n_more = [(states[0], states[0].slot)], self._n_state_pages
+
     def _begin_store(self, store: Store[StoredPages]) -> int:
-        return self.store.store(*self._pages(store))
+        slot = store.states[0][1] if store.states else None
+        return self.store.store(*self._pages(store, slot))
 
     def _take_store(self, store: Store[StoredPages], finished: FinishedTransfer) -> bool:
         self.changes.add_stored(store.offer.namespace, store.offer.tokens)
-        return finished.n_pages == len(store.pages)
+        return finished.n_pages == store.n_pages
 
     def _take_load(self, load: Fetch, finished: FinishedTransfer) -> None:
         if finished.n_pages:
@@ -257,12 +295,33 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     def _close(self, blocks: BlockTable, place: StoredPages, namespace: Namespace, tokens: bytes) -> None:
         self.host.close(blocks)
 
-    def _pages(self, copy: Fetch | Store[StoredPages]) -> tuple[list[bytes], bytes, list[memoryview]]:
-        """Returns keys, tokens and slots of the pages that are copied."""
-        last = len(copy.tokens) // (self.host.page_size * TOKEN_BYTES)
-        first = last - len(copy.pages)
-        tokens = bytes(copy.tokens[first * self.host.page_size * TOKEN_BYTES :])
-        return copy.place.keys[first:last], tokens, [self.slot_buffer(slot) for slot in copy.pages]
+    def _pages(
+        self, copy: Fetch | Store[StoredPages], state_slot: int | None
+    ) -> tuple[list[bytes], bytes, list[memoryview]]:
+        """Returns keys, tokens and memory of the pages that are copied, with those of the state in a slot."""
+        buffers = [self.slot_buffer(slot) for slot in copy.pages]
+        if state_slot is not None:
+            assert self.state_buffers is not None
+            buffers += self.state_buffers(state_slot)
+        tokens = bytes(copy.tokens) + self._state_tokens
+        last = len(copy.place.keys)
+        first = last - len(buffers)
+        page_bytes = self.host.page_size * TOKEN_BYTES
+        return copy.place.keys[first:], tokens[first * page_bytes : last * page_bytes], buffers
+
+    def _remove_state(self, key: bytes) -> int:
+        """Removes the state after the page with a key; returns the number of its pages."""
+        page_bytes = self.host.page_size * TOKEN_BYTES
+        first = chain(key, self._state_tokens[:page_bytes], page_bytes)
+        return self.store.remove(first[0]).n_pages if first and self.store.run(first) else 0
+
+    def _has_state(self, key: bytes) -> bool:
+        """Returns whether the store has the state after the page with a key. O(pages of a state), mostly O(1)."""
+        page_bytes = self.host.page_size * TOKEN_BYTES
+        first = chain(key, self._state_tokens[:page_bytes], page_bytes)
+        return self.store.run(first) == 1 and (
+            self.store.run(chain(key, self._state_tokens, page_bytes)) == self._n_state_pages
+        )
 
     def _end_look_up(self, finished: FinishedTransfer) -> bool:
         """Ends a lookup; returns False if it is none."""

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
-from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.tree.node import TOKEN_BYTES, Namespace, State
 
 MAX_OFFERS = 4096
 """Offers that wait for their copy; beyond them the oldest is dropped. A later request for the same tokens offers
@@ -59,6 +59,15 @@ class Store(Generic[P]):
     place: P
     pages: list[int]
     """Pages of the upper tier that are copied: the last of ``tokens``."""
+    states: list[tuple[State, int]] = field(default_factory=list)
+    """The upper tier's states that are copied, which are held, and their slots in the lower tier."""
+    n_more: int = 0
+    """Pages that the lower tier keeps a state in, after those of the sequence."""
+
+    @property
+    def n_pages(self) -> int:
+        """Pages to copy."""
+        return len(self.pages) + self.n_more
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +84,14 @@ class Load(Generic[P]):
     """Tokens before those that are copied."""
     pages: list[int]
     """Pages of the upper tier to which is copied."""
+    state_slot: int | None = None
+    """The upper tier's slot to which the state after ``tokens`` is copied, and reserved; None if there is none, and
+    once the copy is done."""
+    n_more: int = 0
+    """Pages that the lower tier keeps the state in, after those of the sequence."""
+    state: State | None = None
+    """The state in the upper tier's tree, which is held for a request that waits for the load; None before the copy
+    is done, and once it is let go."""
     is_wanted: bool = False
     """Whether a request waits for it, and has ``blocks`` then. If not, ``blocks`` is closed when it is done."""
     is_done: bool = False
@@ -88,7 +105,7 @@ class Load(Generic[P]):
     @property
     def n_pages(self) -> int:
         """Pages to copy."""
-        return len(self.pages)
+        return len(self.pages) + self.n_more
 
     @property
     def may_be_joined(self) -> bool:
@@ -164,9 +181,13 @@ class TierLink(ABC, Generic[P, L]):
 
         O(loads in flight), and a comparison of the tokens.
         """
-        n_bytes = (n_upper + self.upper.page_size) * TOKEN_BYTES
+        n_least = (n_upper + self.upper.page_size) * TOKEN_BYTES
         for load in self._loads.values():
             is_same = load.namespace == namespace and load.may_be_joined
+            n_bytes = n_least
+            if load.state_slot is not None:  # its pages are of use as a whole, and leave a token to compute
+                n_bytes = max(n_least, len(load.tokens))
+                is_same = is_same and n_bytes < len(tokens)
             if is_same and n_bytes <= len(load.tokens) and tokens[:n_bytes] == load.tokens[:n_bytes]:
                 return load
         return None
@@ -174,8 +195,15 @@ class TierLink(ABC, Generic[P, L]):
     def leave(self, load: L) -> None:
         """Gives up a load. Its pages stay cached if the copy succeeds; if not, they are free then. O(pages)."""
         load.is_wanted = False
+        self.let_go(load)
         if load.is_done:
             self.upper.close(load.blocks)
+
+    def let_go(self, load: L) -> None:
+        """Lets the state of a load be evicted: its request is admitted now, or has given up. O(1)."""
+        if load.state is not None and self.upper.tree.states is not None:
+            self.upper.tree.states.let_go(load.state)
+        load.state = None
 
     def _end(self, finished: Iterable[FinishedTransfer]) -> bool:
         """Ends copies, and ignores tickets of anything else; returns whether a load was among them. O(pages)."""
@@ -200,21 +228,42 @@ class TierLink(ABC, Generic[P, L]):
         n_pages, is_found = finished.n_pages, load.place.can_commit
         load.is_done, load.has_failed = True, n_pages < load.n_pages
         load.is_lost = load.has_failed or not is_found
-        load.n_tokens = n_pages * self.upper.page_size if is_found else 0
+        load.n_tokens = min(n_pages, len(load.pages)) * self.upper.page_size if is_found else 0
         self.counters.load_seconds += finished.seconds
         self.counters.n_pages_loaded += n_pages
         self.counters.n_failed += load.has_failed
         self._take_load(load, finished)
         if load.n_tokens:
             self.upper.commit_copied(load.blocks, load.tokens, load.start + load.n_tokens)
+        if load.state_slot is not None:
+            self._attach(load)
         if not load.is_wanted:
             self.upper.close(load.blocks)
+
+    def _attach(self, load: L) -> None:
+        """Puts the state of a load into the upper tier's tree. Without any state there, the load is lost."""
+        states, lease = self.upper.tree.states, load.blocks.lease
+        assert states is not None
+        assert lease is not None
+        assert load.state_slot is not None
+        if load.is_lost:
+            states.give_back(load.state_slot)
+        else:
+            state = states.attach(lease, len(load.tokens) // TOKEN_BYTES, load.state_slot)
+            load.is_lost = state is None
+            if state is not None and load.is_wanted:
+                load.state = load.blocks.state = state
+                states.hold(state)
+        load.state_slot = None
 
     def _end_store(self, store: Store[P], finished: FinishedTransfer) -> None:
         self.counters.store_seconds += finished.seconds
         self.counters.n_pages_stored += finished.n_pages
-        self.counters.n_failed += finished.n_pages < len(store.pages)
-        self._n_pages_in_store -= len(store.pages)
+        self.counters.n_failed += finished.n_pages < store.n_pages
+        self._n_pages_in_store -= store.n_pages
+        if (states := self.upper.tree.states) is not None:
+            for state, _ in store.states:
+                states.let_go(state)
         if self._take_store(store, finished):
             store.offer.report()
         self._resume_postponed()
@@ -225,18 +274,24 @@ class TierLink(ABC, Generic[P, L]):
         self._postponed.clear()
 
     def _start_store(self, offer: Offer) -> None:
-        """Starts the store of what the lower tier lacks of an offer: of the leading pages for which it has room."""
+        """Starts the store of what the lower tier lacks of an offer: of the leading pages for which it has room.
+
+        Where there are states, pages are of use up to one of them only: all up to the last one are stored, or none.
+        """
         page_size = self.upper.page_size
         blocks = self.upper.open(offer.namespace, offer.tokens, is_use=False)
         n_computed = 0 if blocks.lease is None else self.upper.tree.n_computed(blocks.lease) // page_size
+        if self.upper.tree.states is not None and n_computed < len(blocks.pages):
+            n_computed = 0
         place, first, n_pages = self._make_room(offer, blocks.pages[:n_computed])
-        if n_pages:
+        if n_pages is not None:
             last = first + n_pages
             tokens = bytearray(offer.tokens[: last * page_size * TOKEN_BYTES])
             store = Store(offer, tokens, blocks, place, blocks.pages[first:last])
-            self._n_pages_in_store += n_pages
-            self._stores[self._begin_store(store)] = store
-            return
+            if self._add_states(store, is_whole=last == n_computed):
+                self._n_pages_in_store += store.n_pages
+                self._stores[self._begin_store(store)] = store
+                return
         self._close(blocks, place, offer.namespace, offer.tokens)
         if n_pages is None:
             self._postponed.append(offer)
@@ -254,6 +309,33 @@ class TierLink(ABC, Generic[P, L]):
         Returns:
             A place, to be closed; how many of the pages the lower tier has; for how many of those after them it has
             room. None: the offer is to be tried again, see ``_resume_postponed``.
+        """
+
+    def _add_states(self, store: Store[P], *, is_whole: bool) -> bool:
+        """Adds the states that are copied with the pages of a store; returns whether it is of use.
+
+        Args:
+            store: its pages are known.
+            is_whole: whether all that the lower tier lacks is copied.
+        """
+        states, lease = self.upper.tree.states, store.blocks.lease
+        if states is None:
+            return bool(store.pages)
+        if not is_whole or lease is None or not store.tokens:
+            return False
+        self._reserve(store, states.on_path(lease))
+        for state, _ in store.states:
+            states.hold(state)
+        return bool(store.states)
+
+    @abstractmethod
+    def _reserve(self, store: Store[P], states: Sequence[State]) -> None:
+        """Makes room for states that the lower tier lacks, and sets ``states`` and ``n_more`` of a store.
+
+        Args:
+            store: the store.
+            states: the upper tier's along its pages, the deepest first. If there is no room for that one, none are
+                copied.
         """
 
     @abstractmethod

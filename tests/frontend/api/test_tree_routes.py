@@ -23,7 +23,7 @@ from radixkv.settings.server_config import ServerConfig
 from radixkv.wire.cache_messages import TierOutline, TreeNode
 from support.live import wait_for
 from support.running_site import running_site, site_fixture
-from support.scripted_runtime import DISK, DRAFTS, HOST, ScriptedLoop, Site
+from support.scripted_runtime import DISK, DRAFTS, HOST, STATES, ScriptedLoop, Site
 
 KEY = "the-key"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -84,6 +84,16 @@ def test_drafts_are_counted_where_they_are_on(served_model: ServedModel, tmp_pat
     assert (totals["draft_tokens"], totals["accepted_tokens"]) == (60, 25)
 
 
+def test_states_are_counted_where_there_are_any(served_model: ServedModel, tmp_path: Path) -> None:
+    with running_site(replace(served_model, ready=ScriptedLoop().ready), tmp_path) as site:
+        assert "states" not in site.http.get("/cache/tree").json()["tiers"]["device"]
+        site.loop.states = STATES
+        time.sleep(INTERVAL_S)
+        shown = site.http.get("/cache/tree").json()
+    assert shown["tiers"]["device"]["states"] == {"capacity": 20, "free": 4}
+    assert (shown["totals"]["state_hits"], shown["totals"]["states_evicted"]) == (33, 24)
+
+
 def test_each_tier_that_there_is_is_shown(served_model: ServedModel, tmp_path: Path) -> None:
     ready = ScriptedLoop(host=HOST, disk=DISK).ready
     with running_site(replace(served_model, ready=ready), tmp_path) as site:
@@ -104,7 +114,7 @@ def test_seconds_since_the_last_use_and_the_joint_tree_are_shown_where_there_are
         site.loop.joint = TierOutline(
             (
                 TreeNode(1, -1, 0, 5, 0, 0, 3, False, idle_s=12.34, tiers=("device", "host")),
-                TreeNode(2, 0, 5, 5, 0, 0, None, False, tiers=("host",)),
+                TreeNode(2, 0, 5, 5, 0, 0, None, False, tiers=("host",), has_state=True),
             ),
             5,
             0,
@@ -118,6 +128,8 @@ def test_seconds_since_the_last_use_and_the_joint_tree_are_shown_where_there_are
     assert (root["idle_seconds"], root["tiers"]) == (12.3, ["device", "host"])
     assert "idle_seconds" not in run
     assert run["tiers"] == ["host"]
+    assert run["has_state"] is True
+    assert "has_state" not in root
 
 
 def test_viewers_share_an_answer(site: Site, served_model: ServedModel) -> None:

@@ -11,7 +11,7 @@ from radixkv.frontend.miss_counts import MissCounts
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, Done, GetStats
 from radixkv.wire.stats import DiskStats, HostStats, Stats
-from support.scripted_runtime import DISK, DRAFTS, HOST, SHARED_STORE, TENANTS, ScriptedLoop
+from support.scripted_runtime import DISK, DRAFTS, HOST, SHARED_STORE, STATES, TENANTS, ScriptedLoop
 
 
 def scripted(**changes: Any) -> Stats:
@@ -86,6 +86,19 @@ def test_drafts_are_counted_by_source_and_by_position() -> None:
         assert f"\nradixkv:spec_decode_{name} {value}.0\n" in rendered
 
 
+def test_states_are_counted() -> None:
+    rendered = Metrics().render(scripted(states=STATES)).decode()
+    for name, value in (
+        ("state_slots", 20),
+        ("state_slots_free", 4),
+        ("states_saved_total", 40),
+        ("state_hits_total", 33),
+        ("states_evicted_total", 24),
+        ("state_missed_tokens_total", 512),
+    ):
+        assert f"\nradixkv:{name} {value}.0\n" in rendered
+
+
 def test_misses_are_counted_by_reason() -> None:
     misses = MissCounts()
     for miss in (CacheMiss("differs", 32, 7), CacheMiss("differs", 48, 8), CacheMiss("evicted", 0), None):
@@ -102,6 +115,8 @@ ADDED_BY_A_HOST_TIER = {
     "host_slots": 200,
     "host_slots_free": 150,
     "host_slots_pinned": 25,
+    "host_state_slots": 12,
+    "host_state_slots_free": 5,
     "host_page_bytes": 1000,
     "load_seconds_per_token": 0.001,
     "compute_seconds_per_token": 0.005,

@@ -73,6 +73,26 @@ def model(tmp_path):
     return write
 
 
+def test_states_of_recurrent_layers_take_memory_beside_the_pool(model, planned, capsys):
+    """Qwen3.5 9B's layers: 24 of 32 have states, 8 have K and V."""
+    layers = {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 12_288}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256}
+    hybrid = model(architectures=["Qwen3_5ForCausalLM"], vocab_size=248_320, **layers, **heads)
+    plan = planned(hybrid, "--gpu-memory", "80GB")
+    each = 24 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
+    assert plan["states"] == {"n_rows": 64, "n_kept": 4 * GIB // each, "bytes_each": each}
+    pool = plan["pools"][0]
+    assert pool["kv_bytes_per_token"] == 2 * 8 * 4 * 256 * 2
+    states = (64 + 4 * GIB // each) * each
+    assert pool["pool_bytes"] == 72 * 10**9 - plan["weight_bytes"] - states - 3 * GIB
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"(64 rows + 83 in the cache) x {each:,} bytes = {states:,} bytes" in text
+    assert f"weights - {states:,} states - 3,221,225,472 workspace" in text
+    assert "x 8 layers x 4 KV heads" in text
+    assert main(["plan", str(hybrid), "--gpu-memory", "30GB"]) != 0
+    assert "the states 7.1 and the workspace" in capsys.readouterr().err
+
+
 def test_known_sizes_of_a_tokens_kv(model, planned):
     large = planned(model(), "--gpu-memory", "192GB")
     in_16_bits, in_fp8 = large["pools"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from radixkv.tree.node import Namespace
 from support.cases import rest_nightly
-from support.engine import Engine
+from support.engine import Engine, name_of
 
 BLOCK = 64
 MESSAGE_END = 3
@@ -67,3 +68,74 @@ def test_a_canary_keeps_no_state() -> None:
     request.is_canary = True
     one.run()
     assert found(one, prompt) == 0
+
+
+def test_what_states_give_and_lack_is_counted() -> None:
+    """The second prompt of a stem computes it once more, the third finds it; with one slot all others give way."""
+    one = engine(1)
+    stem = text(200, 1)
+    for n in range(3):
+        found(one, stem + text(60, 2 + n))
+    stats = one.scheduler.states.stats()
+    assert stats is not None
+    assert (stats.n_slots, stats.n_slots_free, stats.saved_total, stats.evicted_total) == (1, 0, 3, 2)
+    assert (stats.hits_total, stats.missed_tokens_total) == (1, 192)
+
+
+def test_states_of_a_session_that_ends_go_first_but_for_those_that_others_go_on_from() -> None:
+    """Both chats begin with one system prompt, which the first one computed; the closed one loses only its own."""
+    one = engine(5)
+    system = [*text(300, 1), MESSAGE_END]
+    chats = [[*system, *text(200, 10 + n), MESSAGE_END, *text(3, 3)] for n in range(2)]
+    for name, chat in zip(("first", "second"), chats, strict=True):
+        one.serve(chat, 1, session_id=name)
+    turn = [*chats[0], *text(150, 12), MESSAGE_END, *text(3, 3)]
+    one.serve(turn, 1, session_id="first")
+    assert one.scheduler.states.stats().n_slots_free == 1  # type: ignore[union-attr]
+    assert found(one, [*system, *text(90, 30)]) == 256
+    one.sessions.close(Namespace(), "first")
+    for n in range(4):
+        found(one, text(200, 20 + n))
+    assert found(one, turn) == 256
+
+
+@pytest.mark.parametrize(
+    ("system", "n_tokens", "n_computing"),
+    [([], 2048, 2), ([], 300, 3), ([MESSAGE_END], 2048, 1), ([MESSAGE_END], 300, 1)],
+    ids=["text", "text in chunks", "system prompt", "system prompt in chunks"],
+)
+def test_prompts_that_arrive_together_wait_for_the_state_of_the_one_that_computes_it(
+    system: list[int], n_tokens: int, n_computing: int
+) -> None:
+    """Where prompts fork in a text, the second one shows it, and computes the prefix too; in chunks also a third,
+    which begins in the rest of the step in which the second one begins. The others go on from the state."""
+    one = Engine(3000, 16, n_states=80, state_block_tokens=BLOCK, max_num_batched_tokens=n_tokens, max_num_seqs=64)
+    stem = text(700, 1) + system
+    prompts = [stem + text(20, 2 + n) for n in range(64)]
+    requests = [one.add(prompt, 1) for prompt in prompts]
+    other = one.add(text(30, 90), 1)
+    one.launch()
+    assert other.last_step == 0, "only what shares the prefix waits"
+    one.run()
+    computed = sum(n for _, _, n in one.device.computed) - 30
+    n_each = len(prompts[0]) - len(stem) // BLOCK * BLOCK
+    assert computed == n_computing * len(prompts[0]) + (64 - n_computing) * n_each
+    assert len({request.last_step for request in requests}) <= 4 or n_tokens < 700
+
+
+def test_a_prompt_waits_for_no_state_that_saves_less_than_two_blocks() -> None:
+    for n_shared, n_steps in ((127, 1), (128, 2)):
+        one = Engine(1500, 16, n_states=20, state_block_tokens=BLOCK, max_num_batched_tokens=2048)
+        stem = [*text(n_shared - 1, 1), MESSAGE_END]
+        requests = [one.add(stem + text(90, 2 + n), 1) for n in range(3)]
+        one.run()
+        assert len({request.last_step for request in requests}) == n_steps
+
+
+def test_a_prompt_whose_writer_fails_computes_the_prefix_itself() -> None:
+    one = Engine(1500, 16, n_states=20, state_block_tokens=BLOCK, max_num_batched_tokens=2048)
+    stem = [*text(300, 1), MESSAGE_END]
+    first, second = (one.add(stem + text(90, 2 + n), 2) for n in range(2))
+    one.failing_ids.add(first.id)
+    one.run()
+    assert [one.ended[name_of(each)].reason for each in (first, second)] == ["device_error", "length"]

@@ -181,6 +181,11 @@ function showTiles({ load, totals, tiers }) {
     ["Pool in use", percent(device.capacity - device.free - device.evictable, device.capacity), `${number.format(device.capacity)} pages`],
     ["Pool cached", percent(device.evictable, device.capacity), device.pinned ? `${number.format(device.pinned)} pages pinned` : `${number.format(totals.pages_evicted)} pages evicted`],
   ];
+  if (device.states) {
+    const { capacity, free } = device.states;
+    const note = `${number.format(totals.state_hits)} hits, ${number.format(totals.states_evicted)} evicted`;
+    tiles.push(["States kept", capacity ? percent(capacity - free, capacity) : "none", `${number.format(capacity)} slots; ${note}`]);
+  }
   if (host) tiles.push(["Host tier filled", percent(host.capacity - host.free, host.capacity), `${number.format(host.capacity)} pages`]);
   if (storage) tiles.push(["Storage tier", `${number.format(storage.pages)}`, `pages, ${(storage.bytes / 2 ** 30).toFixed(1)} GiB`]);
   at("tiles").replaceChildren(...tiles.map(([name, value, note]) =>
@@ -385,6 +390,7 @@ function describe(block) {
     parts.push(/^in use|^next/.test(lastUse(block)) ? lastUse(block) : `last used ${lastUse(block)}`);
     if (block.hits) parts.push(`${number.format(block.hits)} hits`);
     if (block.is_pinned) parts.push("pinned");
+    if (block.has_state) parts.push("a state is kept at its end");
     if (block.salt) parts.push(`salt ${block.salt}`);
   }
   if (block.kind === "more") parts.push("too small, too many or too deep to be drawn one by one");

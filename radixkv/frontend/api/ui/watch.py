@@ -107,6 +107,10 @@ class CacheWatch:
         if stats.drafts is not None:
             totals["draft_tokens"] = stats.drafts.draft_tokens_total
             totals["accepted_tokens"] = stats.drafts.accepted_tokens_total
+        if stats.states is not None:
+            tiers["device"]["states"] = {"capacity": stats.states.n_slots, "free": stats.states.n_slots_free}
+            totals["state_hits"] = stats.states.hits_total
+            totals["states_evicted"] = stats.states.evicted_total
         return {
             "model": self._served_model.name,
             "time": time.time(),
@@ -152,6 +156,7 @@ def _node_fields(node: TreeNode, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "leases": node.n_leases,
         "hits": node.n_hits,
         "is_pinned": node.is_pinned,
+        "has_state": node.has_state,
         "more": node.n_more,
         "more_pages": node.n_more_pages,
     }

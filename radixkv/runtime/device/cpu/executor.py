@@ -23,12 +23,13 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scales_text
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
+from radixkv.runtime.device.memory.cpu.host_states import CpuHostStates
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
-from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates, state_bytes
+from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
 from radixkv.runtime.device.memory.page_shape import PageLayout, count_pages
+from radixkv.runtime.device.memory.state_size import all_states_bytes, count_states
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.ops.base import Operations, TokenSpan
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.ops.summed import Summed, SummedOperations
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_LOGIT_ROWS = 256
 """Maximum rows of logits computed at once: more could take more memory than the rest of a step."""
+_MAX_STATES_SHARE = 0.5
+"""Most of the host tier's memory that states of recurrent layers get."""
 
 
 class CpuExecutor:
@@ -108,7 +111,7 @@ class CpuExecutor:
             self.dtype = str(weights.dtype).removeprefix("torch.")
         states = self.n_states = None
         if config.delta_nets is not None:
-            self.n_states = _n_states(config.delta_nets, weights.dtype, settings)
+            self.n_states = count_states(config.delta_nets, weights.dtype, settings)
             states = RecurrentStates(config.delta_nets, max_rows, self.n_states, weights.dtype)
         self.pool = KVPool(page, n_pages, states)
         self._states = states
@@ -149,7 +152,19 @@ class CpuExecutor:
 
     def open_copier(self, host_memory_bytes: int, part: SlotPart | None = None) -> CopyThreads:
         """See ``Executor.open_copier``."""
-        return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes, part))
+        if self._states is None:
+            return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes, part))
+        # In the proportion of the device; but where that has room for more states than pages, pages are left.
+        page_bytes, state_bytes = self.pool.page_bytes, self._states.n_tree_slots * self._states.n_bytes
+        share = min(_MAX_STATES_SHARE, state_bytes / (state_bytes + self.pool.n_pages * page_bytes))
+        states = CpuHostStates(self._states, int(host_memory_bytes * share), page_bytes)
+        if self.n_states and not states.n_slots:
+            raise ConfigError(
+                f"host_memory_bytes {host_memory_bytes} leave {int(host_memory_bytes * share)} for states of "
+                f"recurrent layers, one of which takes {self._states.n_bytes}; set --host-memory higher"
+            )
+        slots = CpuHostSlots(self.pool, host_memory_bytes - states.n_slots * states.slot_bytes, part)
+        return CopyThreads(slots, states)
 
     def check(self) -> None:
         """Does nothing: this device is lost in steps alone."""
@@ -366,18 +381,6 @@ def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageLayout, 
     return page, n_pages
 
 
-def _n_states(config: DeltaNetConfig, dtype: torch.dtype, settings: DeviceSettings) -> int:
-    """Returns how many states the tree can have. Raises ``ConfigError`` if its memory is less than one."""
-    n_bytes = state_bytes(config, dtype)
-    n_states = settings.state_memory_bytes // n_bytes
-    if settings.state_memory_bytes and not n_states:
-        raise ConfigError(
-            f"state_memory_bytes {settings.state_memory_bytes} is less than the states of one sequence, which take "
-            f"{n_bytes} bytes; set --state-memory to a multiple of that"
-        )
-    return n_states
-
-
 def _check_memory(
     weights: Weights, page: PageLayout, n_pages: int, settings: DeviceSettings, *, n_ranks: int = 1
 ) -> None:
@@ -389,8 +392,7 @@ def _check_memory(
     weights_bytes = n_ranks * weights.peak_bytes
     if (delta_nets := weights.config.delta_nets) is not None:
         max_rows = settings.max_num_seqs
-        n_states = max_rows + _n_states(delta_nets, weights.dtype, settings)
-        states_bytes = n_states * state_bytes(delta_nets, weights.dtype)
+        states_bytes = all_states_bytes(delta_nets, weights.dtype, settings)
         require_memory(
             weights_bytes + states_bytes,
             f"states of {states_bytes} bytes for max_num_seqs {max_rows} and the prefix cache beside the model, a "

@@ -53,7 +53,6 @@ class CudaExecutor:
     """Plans should list shared runs: attention can read their pages once for many rows."""
     splits_drafts = True
     """A draft is a row to attention, which takes the place of another."""
-    n_states: int | None = None
     is_asynchronous = True
     """The GPU computes launched steps while the host does other things."""
 
@@ -73,6 +72,7 @@ class CudaExecutor:
         self.dtype = str(runner.dtype).removeprefix("torch.")
         self.kv_dtype = kv_dtype_name(pool.k.dtype)
         self.n_pages = pool.n_pages
+        self.n_states = None if runner.states is None else runner.states.n_tree_slots
         self.vocab_size = vocab_size
         self.window = window
         n_layers, _, page_size, n_kv_heads, head_dim = pool.k.shape
@@ -99,6 +99,8 @@ class CudaExecutor:
             DeviceLost: the device no longer responds.
         """
         step = self._packer.pack(plan)
+        if self._runner.states is not None:
+            self._runner.states.check(plan)
         with self._errors.convert(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
             begun = torch.cuda.Event(enable_timing=True)
             begun.record(self._stream)

@@ -17,8 +17,8 @@ from radixkv.runtime.step.page_copier import FinishedCopy
 
 logger = logging.getLogger(__name__)
 
-_Job = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""Ticket, slots and pages of a copy."""
+_Job = tuple[int, tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]
+"""Ticket, slots and pages of a copy, and its states."""
 
 
 class HostSlots(Protocol):
@@ -55,6 +55,28 @@ class HostSlots(Protocol):
         ...
 
 
+class HostStates(Protocol):
+    """Host memory for states of recurrent layers, and the blocking copies between it and the slots of the tree.
+
+    What ``HostSlots`` says of threads holds here, too.
+    """
+
+    n_slots: int
+    """Slots, whose memory is ready."""
+
+    def buffers(self, slot: int) -> list[memoryview]:
+        """Returns the memory of a slot in parts of the size of a page."""
+        ...
+
+    def load(self, states: Sequence[tuple[int, int]]) -> None:
+        """Copies host slots to slots of the tree; returns when the device has the data."""
+        ...
+
+    def store(self, states: Sequence[tuple[int, int]]) -> None:
+        """Copies to host slots what slots of the tree have; returns when the host has the data."""
+        ...
+
+
 def count_slots(n_bytes: int, page_bytes: int) -> int:
     """Returns how many host slots of ``page_bytes`` fit into ``n_bytes``.
 
@@ -74,10 +96,12 @@ class CopyThreads:
 
     Args:
         slots: the host memory and its copies; closed with this object.
+        states: the same for states of recurrent layers; None if the model has none.
     """
 
-    def __init__(self, slots: HostSlots) -> None:
-        self._slots = slots
+    def __init__(self, slots: HostSlots, states: HostStates | None = None) -> None:
+        self._slots, self._states = slots, states
+        self.n_state_slots = 0 if states is None else states.n_slots
         self.n_slots, self.page_bytes = slots.n_slots, slots.page_bytes
         self._n_taken = 0
         self._tickets = itertools.count()
@@ -103,13 +127,18 @@ class CopyThreads:
         """Returns the memory of a usable slot, writable. O(1)."""
         return self._slots.buffer(slot)
 
-    def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
-        """Queues a copy of slots to pages; returns its ticket. O(pages)."""
-        return self._put(self._loads, slots, pages)
+    def state_buffers(self, slot: int) -> list[memoryview]:
+        """Returns the memory of a state in parts of ``page_bytes``, writable. O(parts)."""
+        assert self._states is not None, "there are no states"
+        return self._states.buffers(slot)
 
-    def store(self, pages: Sequence[int], slots: Sequence[int]) -> int:
-        """Queues a copy of pages to slots; returns its ticket. O(pages)."""
-        return self._put(self._stores, slots, pages)
+    def load(self, slots: Sequence[int], pages: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
+        """Queues a copy of slots to pages, and of states; returns its ticket. O(pages)."""
+        return self._put(self._loads, slots, pages, states)
+
+    def store(self, pages: Sequence[int], slots: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
+        """Queues a copy of pages to slots, and of states; returns its ticket. O(pages)."""
+        return self._put(self._stores, slots, pages, states)
 
     def take_finished(self) -> list[FinishedCopy]:
         """Returns the copies that have finished since the last call. O(1) if there is none."""
@@ -126,9 +155,15 @@ class CopyThreads:
         self._slots.close()
         self._finished.close()
 
-    def _put(self, jobs: queue.SimpleQueue[_Job | None], slots: Sequence[int], pages: Sequence[int]) -> int:
+    def _put(
+        self,
+        jobs: queue.SimpleQueue[_Job | None],
+        slots: Sequence[int],
+        pages: Sequence[int],
+        states: Sequence[tuple[int, int]],
+    ) -> int:
         ticket = next(self._tickets)
-        jobs.put((ticket, tuple(slots), tuple(pages)))
+        jobs.put((ticket, tuple(slots), tuple(pages), tuple(states)))
         return ticket
 
     def _end_threads(self) -> None:
@@ -140,7 +175,7 @@ class CopyThreads:
 
     def _run(self, jobs: queue.SimpleQueue[_Job | None], is_load: bool) -> None:
         while (job := jobs.get()) is not None and not self._is_closing:
-            ticket, slots, pages = job
+            ticket, slots, pages, states = job
             error = None
             started = perf_counter()
             try:
@@ -148,6 +183,8 @@ class CopyThreads:
                     self._slots.load(slots, pages)
                 else:
                     self._slots.store(pages, slots)
+                if states and self._states is not None:
+                    (self._states.load if is_load else self._states.store)(states)
             except Exception as problem:  # any exception fails this copy; the cache treats it as a miss
                 error = f"{type(problem).__name__}: {problem}"
                 logger.exception("a copy of %d pages failed", len(pages))

@@ -29,7 +29,6 @@ from radixkv.runtime.device.ops.base import (
     Rows,
     TokenInputs,
     as_tensor,
-    gated,
 )
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,
@@ -141,6 +140,7 @@ class Decoder:
         self._final_norm = operations.norm(weights.final_norm())
         head = self._embedding if config.tied_head else weights.head()
         self._head = operations.head(LinearWeights(head))
+        self._gated = operations.gated
 
         kinds = [
             tuple(layer.kind for layer in self._layers[first : last + 1])
@@ -293,7 +293,7 @@ class Decoder:
         """Runs the rest of layer ``index`` after its attention. Returns the residual stream after the next norm."""
         attended = activations.with_heads(self._config.heads[index].head_dim).attention_out.flatten(1)
         if activations.gate is not None:
-            attended = gated(attended, activations.gate)
+            attended = self._gated(attended, activations.gate)
         return self._after_mixer(index, attended, activations)
 
     def _after_mixer(self, index: int, mixed: Tensor, activations: Activations) -> Rows:

@@ -7,9 +7,8 @@ built for the operation that reads its output: this decides whether the norm wri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Generic, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import DeltaNetConfig, ExpertConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
+from radixkv.runtime.device.pack import ArrayT
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,
     ExpertsBesideWeights,
@@ -40,7 +40,7 @@ class TokenInputs:
     slot_mapping: Tensor
     """[tokens]: index of each token's K and V in the pool, as ``page * page_size + offset``; -1 stores nothing."""
 
-    sequences: tuple[TokenSpan, ...] = ()
+    sequences: Sequences = ()
     """The rows of the step, for layers that have states."""
 
     def first(self, n_tokens: int) -> TokenInputs:
@@ -59,6 +59,39 @@ class TokenSpan(NamedTuple):
     """Position of the first token in its sequence."""
     saved_to: int | None = None
     """Slot that gets a copy of the states after these tokens."""
+
+
+BLOCK_TOKENS = 64
+"""Tokens that CUDA's kernels compute together in a layer with states."""
+
+
+class BlockArrays(NamedTuple, Generic[ArrayT]):
+    """The rows of prompts, and the blocks of their tokens: int32 arrays on the host or tensors on the device."""
+
+    rows: ArrayT
+    """[rows, 8]: batch slot, start, number of tokens, index of the first token in the step, index of the first
+    block, and padding."""
+    blocks: ArrayT
+    """[blocks, 2]: row, and the slot of states that gets a copy of the states after the block; -1: none does."""
+
+
+@dataclass(frozen=True)
+class DeviceSequences:
+    """The rows of a step on CUDA: rows of one token each, then rows of prompts.
+
+    Batch slots from ``n_batch_slots`` on are padding: their rows start with empty states, and change none.
+    """
+
+    n_batch_slots: int
+    batch_slots: Tensor
+    """[decode rows] int32; token i is that of row i."""
+    starts: Tensor
+    """[decode rows] int32: position of each row's token."""
+    prompts: BlockArrays[Tensor] | None = None
+
+
+Sequences = tuple[TokenSpan, ...] | DeviceSequences
+"""Which tokens of a step belong together: spans on the CPU, tensors on CUDA."""
 
 
 class LayerStates(NamedTuple):
@@ -193,7 +226,7 @@ class RotateAndStore(Protocol):
 class DeltaNet(Protocol):
     """A gated delta net or a layer of Mamba2, up to the projection of its output."""
 
-    def __call__(self, normed: Rows, sequences: Sequence[TokenSpan], states: LayerStates) -> Tensor:
+    def __call__(self, normed: Rows, sequences: Sequences, states: LayerStates) -> Tensor:
         """Maps [tokens, hidden] to [tokens, value heads * value_dim].
 
         Args:
@@ -259,7 +292,11 @@ class Operations(Protocol):
         ...
 
     def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
-        """Returns a gated delta net. Models that have some are refused before, where the device has none."""
+        """Returns a gated delta net. Sizes without a kernel are refused before."""
+        ...
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Returns ``x * sigmoid(gate)``, of attention's output and its gate: [tokens, size]. Both may change."""
         ...
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:

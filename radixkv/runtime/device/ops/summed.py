@@ -59,6 +59,7 @@ class SummedOperations:
         self._operations = operations
         self._summed = summed
         self.linear = operations.linear
+        self.gated = operations.gated
         self.head = head
 
     def output(self, weights: LinearWeights) -> Linear:

@@ -52,6 +52,7 @@ class FanOutCopier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.n_slots = copier.n_slots
+        self.n_state_slots = copier.n_state_slots
         self.page_bytes = copier.page_bytes
         self._copier = copier
         self._ranks = dict(enumerate(ranks, 1))
@@ -122,12 +123,18 @@ class FanOutCopier:
         """See ``HostMemoryCopier.buffer``."""
         return self._copier.buffer(slot)
 
-    def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
-        """See ``PageCopier.load``."""
+    def state_buffers(self, slot: int) -> list[memoryview]:
+        """See ``HostMemoryCopier.state_buffers``."""
+        return self._copier.state_buffers(slot)
+
+    def load(self, slots: Sequence[int], pages: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
+        """See ``PageCopier.load``. Models with states run without ranks."""
+        assert not states, "ranks have no states"
         return self._start(self._copier.load(slots, pages), slots, pages, is_load=True)
 
-    def store(self, pages: Sequence[int], slots: Sequence[int]) -> int:
-        """See ``PageCopier.store``."""
+    def store(self, pages: Sequence[int], slots: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
+        """See ``PageCopier.store``. Models with states run without ranks."""
+        assert not states, "ranks have no states"
         return self._start(self._copier.store(pages, slots), slots, pages, is_load=False)
 
     def take_finished(self) -> list[FinishedCopy]:

@@ -104,7 +104,20 @@ class Weights:
             self.quantized,
             self.kept,
             self.cuts,
+            self._dense_suffixes,
         )
+
+    @property
+    def _dense_suffixes(self) -> tuple[str, ...]:
+        """Ends of the names of matrices whose rows are sorted in memory, so that they are not kept quantized."""
+        config, names = self.config, self.config.names
+        suffixes: tuple[str, ...] = ()
+        if config.has_output_gate:
+            projections = names.query, names.key, names.value
+            suffixes += tuple(f"{name.rpartition('{layer}')[2]}.weight" for name in projections)
+        if config.delta_nets is not None and (config.delta_nets.is_fused or isinstance(self.kept, Int4Groups)):
+            suffixes += tuple(f".in_proj_{part}.weight" for part in ("qkvz", "ba", "qkv", "z", "b", "a"))
+        return suffixes
 
     @property
     def n_bytes(self) -> int:
@@ -345,7 +358,6 @@ class Weights:
         if not config.is_fused:
             return self._reader.linear(*(f"{prefix}in_proj_{part}" for part in ("qkv", "z", "b", "a")))
         # In the files each key head has the rows of its queries, keys, values and gates one after the other.
-        assert self.kept is None, "delta nets run where matrices are dequantized"
         n_keys, n_heads = config.n_key_heads * config.key_dim, config.n_value_heads
         n_values = n_heads * config.value_dim
         sizes = [n_keys, n_keys, n_values, n_values, n_heads, n_heads]
@@ -361,7 +373,6 @@ class Weights:
         In the files each head of the queries has its gate's rows after its own.
         """
         config, names, reader = self.config, self.config.names, self._reader
-        assert self.kept is None, "output gates run where matrices are dequantized"
         n_queries, n_keys = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         stacked = reader.dense(n_queries + 2 * n_keys, config.hidden_size)
         queries, keys, values = stacked.split([n_queries, n_keys, n_keys])

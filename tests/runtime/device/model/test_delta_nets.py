@@ -142,17 +142,16 @@ def ids_of(prompt: list[int]) -> dict[str, list[int]]:
     return {"prompt_token_ids": prompt}
 
 
-def test_several_choices_are_refused_by_name(llm: LLM) -> None:
-    with pytest.raises(UnsupportedFeature, match="n is 3; this model has gated delta nets"):
-        llm.generate([ids_of([1, 2, 3])], SamplingParams(n=3))
-    with pytest.raises(UnsupportedFeature, match="n is 2"):
+def test_several_beams_are_refused_by_name(llm: LLM) -> None:
+    with pytest.raises(UnsupportedFeature, match="n is 2 with beam search; this model has gated delta nets"):
         llm.beam_search([ids_of([1, 2, 3])], BeamSearchParams(beam_width=2, max_tokens=4))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"host_memory_bytes": 1 << 20}, "leave host_memory_bytes"),
+        ({"host_memory_bytes": 1 << 20, "cache_url": "s3://a/b"}, "leave cache_url out"),
+        ({"host_memory_bytes": 1 << 12}, r"host_memory_bytes 4096 leave \d+ for states"),
         ({"state_memory_bytes": 100}, r"state_memory_bytes 100 is less than .* take \d+ bytes; set --state-memory"),
         ({"state_memory_bytes": 1 << 20, "enable_prefix_caching": False}, "needs enable_prefix_caching"),
         ({"state_memory_bytes": 1 << 50}, "state_memory_bytes lower"),

@@ -44,6 +44,8 @@ class KVPool:
         self.states = [] if states is None else states.layers
         """States of each gated delta net."""
         self.n_pages = n_pages
+        self.page_bytes = page.n_bytes
+        """Bytes of a page."""
 
     @property
     def k(self) -> Tensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
-from radixkv.errors import InvariantError
+from radixkv.runtime.device.memory.state_positions import StatePositions
+from radixkv.runtime.device.memory.state_size import state_bytes
 from radixkv.runtime.device.memory_check import check_allocation
 from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.ops.base import LayerStates, TokenSpan
@@ -38,27 +41,31 @@ class RecurrentStates:
             memory = torch.empty(n_layers, n_slots, config.n_value_heads, config.key_dim, config.value_dim).zero_()
         self.layers = [LayerStates(*one) for one in zip(inputs, memory, strict=True)]
         """States of each delta net."""
+        self.n_bytes = state_bytes(config, dtype)
+        """Bytes of a slot."""
+        self.n_tree_slots = n_tree_slots
+        """Number of slots of the tree."""
         self._n_batch_slots = n_batch_slots
-        self._ends = [0] * n_slots
+        self._positions = StatePositions(n_batch_slots, n_tree_slots)
+
+    def position(self, slot: int) -> int:
+        """See ``StatePositions.position``."""
+        return self._positions.position(slot)
+
+    def set_position(self, slot: int, position: int) -> None:
+        """See ``StatePositions.set_position``."""
+        self._positions.set_position(slot, position)
+
+    def parts(self, slot: int) -> Iterator[torch.Tensor]:
+        """Yields what a slot of the tree has: contiguous views, in the same order for each slot. O(layers)."""
+        index = self._n_batch_slots + slot
+        for layer in self.layers:
+            yield layer.memory[index]
+            yield layer.inputs[index]
 
     def check(self, plan: StepPlan) -> None:
-        """Checks that each row starts where its slot's states end, and notes where they will. O(rows).
-
-        Raises:
-            InvariantError: a row would continue from states of another position.
-        """
-        for slot, batch_slot in plan.state_loads:
-            self._ends[batch_slot] = self._ends[self._n_batch_slots + slot]
-        for row in plan.rows:
-            end = self._ends[row.batch_slot]
-            if row.start not in (0, end):
-                raise InvariantError(
-                    f"a row of batch slot {row.batch_slot} starts at position {row.start}, and the slot's states "
-                    f"are of {end}"
-                )
-            self._ends[row.batch_slot] = row.start + row.n_tokens
-        for _, position, slot in plan.state_saves:
-            self._ends[self._n_batch_slots + slot] = position
+        """See ``StatePositions.check``."""
+        self._positions.check(plan)
 
     def load(self, plan: StepPlan) -> None:
         """Copies the states that batch slots of a step go on from. O(bytes)."""
@@ -83,10 +90,3 @@ class RecurrentStates:
                 spans.append(TokenSpan(row.batch_slot, first, last - start, start))
                 first += last - start
         return tuple(spans)
-
-
-def state_bytes(config: DeltaNetConfig, dtype: torch.dtype) -> int:
-    """Returns the bytes of one sequence's states."""
-    n_inputs = (config.n_taps - 1) * config.n_channels
-    n_memory = config.n_value_heads * config.key_dim * config.value_dim
-    return len(config.layers) * (n_inputs * dtype.itemsize + n_memory * torch.float32.itemsize)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import LayerStates, Rows, TokenSpan, as_tensor
+from radixkv.runtime.device.ops.base import LayerStates, Rows, Sequences, as_tensor
 from radixkv.runtime.device.ops.cpu.layers import Linear, RowTiles
 from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights
 
@@ -42,8 +42,9 @@ class DeltaNet(base.DeltaNet):
         self._norm = weights.norm
         self._eps = eps
 
-    def __call__(self, normed: Rows, sequences: Sequence[TokenSpan], states: LayerStates) -> Tensor:
+    def __call__(self, normed: Rows, sequences: Sequences, states: LayerStates) -> Tensor:
         """See ``ops.base.DeltaNet``."""
+        assert isinstance(sequences, tuple), "on the CPU rows are spans"
         config = self._config
         projected = self._inputs(as_tensor(normed))
         n_values, n_heads = config.n_value_heads * config.value_dim, config.n_value_heads

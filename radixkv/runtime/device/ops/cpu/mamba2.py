@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from radixkv.runtime.device.model_config.config import DeltaNetConfig, Mamba2Config
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import LayerStates, Rows, TokenSpan, as_tensor
+from radixkv.runtime.device.ops.base import LayerStates, Rows, Sequences, as_tensor
 from radixkv.runtime.device.ops.cpu.delta_net import convolve, sigmoid, softplus
 from radixkv.runtime.device.ops.cpu.layers import Linear, RowTiles
 from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights
@@ -43,8 +41,9 @@ class Mamba2(base.DeltaNet):
         self._norm = weights.norm
         self._eps = eps
 
-    def __call__(self, normed: Rows, sequences: Sequence[TokenSpan], states: LayerStates) -> Tensor:
+    def __call__(self, normed: Rows, sequences: Sequences, states: LayerStates) -> Tensor:
         """See ``ops.base.DeltaNet``."""
+        assert isinstance(sequences, tuple), "on the CPU rows are spans"
         config = self._config
         projected = self._inputs(as_tensor(normed))
         n_values, n_heads = config.n_value_heads * config.value_dim, config.n_value_heads

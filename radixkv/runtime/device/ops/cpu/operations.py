@@ -12,7 +12,7 @@ from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetCo
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import TokenInputs
+from radixkv.runtime.device.ops.base import TokenInputs, gated
 from radixkv.runtime.device.ops.cpu.delta_net import DeltaNet
 from radixkv.runtime.device.ops.cpu.layer_additions import ExpertsBeside, LayerInput
 from radixkv.runtime.device.ops.cpu.layers import (
@@ -87,6 +87,10 @@ class CpuOperations:
         if config.mamba2 is not None:
             return Mamba2(weights, config, self._tiles, self._config.norm_eps)
         return DeltaNet(weights, config, self._tiles, self._config.norm_eps)
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """See ``Operations.gated``."""
+        return gated(x, gate)
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Experts:
         """See ``Operations.experts``."""
