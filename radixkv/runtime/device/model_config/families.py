@@ -267,7 +267,10 @@ _GEMMA4 = Architecture(
         expert_down="model.layers.{layer}.experts.{expert}.down_proj",
         stacked_gate_up="model.layers.{layer}.experts.gate_up_proj",
         stacked_down="model.layers.{layer}.experts.down_proj",
-        unused_prefixes=("model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."),
+        unused_prefixes=(
+            *("model.vision_tower.", "model.vision_embedder.", "model.embed_vision."),
+            *("model.audio_tower.", "model.embed_audio."),
+        ),
     ),
     bias_switches=frozenset({"attention_bias"}),
     has_query_key_norm=True,
@@ -305,6 +308,8 @@ _GEMMA4 = Architecture(
     ),
 )
 
+_GEMMA4_UNIFIED = replace(_GEMMA4, default_layer_input_size=None, default_window=1024, experts=None)
+
 _NEMOTRON_LAYER = "backbone.layers.{layer}."
 _OPT_LAYER = "model.decoder.layers.{layer}."
 
@@ -337,6 +342,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "Gemma4ForCausalLM": _GEMMA4,
         "Gemma4ForConditionalGeneration": _with_vision(_GEMMA4),
+        "Gemma4UnifiedForCausalLM": _GEMMA4_UNIFIED,
+        "Gemma4UnifiedForConditionalGeneration": _with_vision(_GEMMA4_UNIFIED),
         "LlamaForCausalLM": Architecture(bias_switches=frozenset({"attention_bias", "mlp_bias"})),
         "MistralForCausalLM": Architecture(window="always", default_window=4096, default_n_kv_heads=8),
         "MixtralForCausalLM": Architecture(

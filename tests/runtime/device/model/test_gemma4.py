@@ -48,6 +48,8 @@ AUDIO = {
     "output_proj_dims": 16,
     "subsampling_conv_channels": [4, 4],
 }
+UNIFIED_VISION = {"patch_size": 2, "pooling_kernel_size": 1, "mm_embed_dim": 16, "mm_posemb_size": 8}
+UNIFIED = ["vision_embedder", "embed_vision", "embed_audio"]
 PUBLISHED: dict[str, Any] = {
     "architectures": ["Gemma4ForCausalLM"],
     "vocab_size": VOCAB,
@@ -140,12 +142,21 @@ def test_pages_come_back_from_the_host_and_from_disk_to_the_bit(folder: Path, tm
             server.loop.close()
 
 
-@pytest.mark.parametrize("parts", [{"vision_config": VISION}, {"vision_config": VISION, "audio_config": AUDIO}])
-def test_the_text_model_of_a_published_checkpoint(tmp_path: Path, parts: dict[str, Any]) -> None:
-    save_checkpoint(tmp_path, **(OTHERS["gemma4-shared"] | parts | {"model_type": "gemma4"}))
-    names = load_file(tmp_path / "model.safetensors").keys()
-    assert any(name.startswith("model.vision_tower.") for name in names)
-    assert any(name.startswith("model.audio_tower.") for name in names) == ("audio_config" in parts)
+@pytest.mark.parametrize(
+    ("name", "parts", "unused"),
+    [
+        ("gemma4-shared", {"vision_config": VISION}, ["vision_tower", "embed_vision"]),
+        ("gemma4-shared", {"vision_config": VISION, "audio_config": AUDIO}, ["audio_tower", "embed_audio"]),
+        ("gemma4-unified", {"vision_config": UNIFIED_VISION, "audio_config": {"audio_embed_dim": 8}}, UNIFIED),
+    ],
+)
+def test_the_text_model_of_a_published_checkpoint(
+    tmp_path: Path, name: str, parts: dict[str, Any], unused: list[str]
+) -> None:
+    model_type = OTHERS[name]["model_type"].removesuffix("_text")
+    save_checkpoint(tmp_path, **(OTHERS[name] | parts | {"model_type": model_type}))
+    found = {name.split(".")[1] for name in load_file(tmp_path / "model.safetensors")}
+    assert {*unused, "language_model"} <= found
     tokens = random_ids(60, seed=3)
     with torch.inference_mode():
         expected = load_oracle(resolve(str(tmp_path)))(torch.tensor([tokens])).logits[0]

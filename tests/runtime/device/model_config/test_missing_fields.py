@@ -47,6 +47,8 @@ MODEL_TYPES = {
     "Gemma3ForCausalLM": "gemma3_text",
     "Gemma4ForCausalLM": "gemma4_text",
     "Gemma4ForConditionalGeneration": "gemma4_text",  # of its text_config
+    "Gemma4UnifiedForCausalLM": "gemma4_unified_text",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4_unified_text",  # of its text_config
     "GptOssForCausalLM": "gpt_oss",
     "NemotronHForCausalLM": "nemotron_h",
     "OPTForCausalLM": "opt",
@@ -59,6 +61,8 @@ FIVE_LAYERS = {"num_hidden_layers": 5, "num_kv_shared_layers": 2, "hidden_size_p
 MORE = {
     "Gemma4ForCausalLM": FIVE_LAYERS,
     "Gemma4ForConditionalGeneration": {**FIVE_LAYERS, "enable_moe_block": True, **MIXTURE},
+    "Gemma4UnifiedForCausalLM": {"num_hidden_layers": 4},
+    "Gemma4UnifiedForConditionalGeneration": {"num_hidden_layers": 4},
     "OPTForCausalLM": {"word_embed_proj_dim": SIZES["hidden_size"]},
     "Qwen3_5ForCausalLM": FOUR_LAYERS,
     "Qwen3_5ForConditionalGeneration": FOUR_LAYERS,
