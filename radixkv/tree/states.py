@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from itertools import chain
 from math import lcm
 
 from radixkv.errors import InvariantError
@@ -12,6 +13,8 @@ from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, State, requir
 
 BLOCK_TOKENS = 64
 """Positions of states are multiples of it, because kernels compute so many tokens of a recurrent layer together."""
+_PROVEN_SHARE = 0.8
+"""Share of the slots that states from which prompts have gone on may keep from those that are new."""
 
 
 class States:
@@ -19,8 +22,8 @@ class States:
 
     Such a model cannot use K and V of a prefix without the state after the prefix's last token, and a state cannot
     be cut shorter. A slot is either free or at the end of one node. A state can be found once it is *computed*.
-    From then on it can be evicted, the least recently used first and those of retained prefixes last, while the
-    node's pages stay. It leaves the tree with the last of these pages.
+    From then on it can be evicted while the node's pages stay: first those that nobody has gone on from, then the least
+    recently used, those of retained prefixes last. It leaves the tree with the last of these pages.
 
     A state that is copied from another tier has a *reserved* slot before it is at a node.
 
@@ -42,7 +45,9 @@ class States:
         """States that gave their slots to others."""
         self._free = list(range(n_slots - 1, -1, -1))
         self._by_use: OrderedDict[State, None] = OrderedDict()
-        """The computed states, the least recently used first."""
+        """The computed states that are evicted first: in the order in which they came, or were used last."""
+        self._proven: OrderedDict[State, None] = OrderedDict()
+        """Those that prompts have gone on from and that were used last, the least recently used first."""
         self._coming: set[State] = set()
         """Those that a launched step computes."""
         self._reserved: set[int] = set()
@@ -55,6 +60,7 @@ class States:
     def __iter__(self) -> Iterator[State]:
         """Yields all states, computed or not."""
         yield from self._by_use
+        yield from self._proven
         yield from self._coming
 
     @property
@@ -99,7 +105,7 @@ class States:
         node, n_beyond = self._find(lease, n_tokens)
         if node.state is not None and not n_beyond:
             return None
-        slot = self._take_slot()
+        slot = self._take_slot(spares_proven=is_turn)
         if slot is None:
             return None
         state = self._place(node, n_beyond, n_tokens, slot, is_turn=is_turn)
@@ -172,12 +178,20 @@ class States:
 
     def use(self, state: State) -> None:
         """Notes that a request goes on from a state. O(1)."""
-        if state in self._by_use:
-            self._by_use.move_to_end(state)
+        if state.node is None or not state.is_computed:
+            return
+        self._by_use.pop(state, None)
+        self._proven[state] = None
+        self._proven.move_to_end(state)
+        if len(self._proven) > self.n_slots * _PROVEN_SHARE:
+            oldest, _ = self._proven.popitem(last=False)
+            self._by_use[oldest] = None
 
     def demote(self, state: State) -> None:
         """Makes a computed state the next to be evicted. O(1)."""
-        if state in self._by_use:
+        if state.node is not None and state.is_computed:
+            self._proven.pop(state, None)
+            self._by_use[state] = None
             self._by_use.move_to_end(state, last=False)
 
     def drop(self, state: State) -> None:
@@ -193,6 +207,7 @@ class States:
             InvariantError: a bug in radixkv.
         """
         self.take_left()
+        computed = self._by_use.keys() | self._proven.keys()
         states = list(self)
         slots = sorted([*self._free, *self._reserved, *(state.slot for state in (*states, *self._held))])
         if slots != list(range(self.n_slots)):
@@ -203,7 +218,7 @@ class States:
         if reachable != set(states):
             raise InvariantError(f"{len(reachable)} nodes have a state, and {len(states)} slots are used")
         for state in states:
-            if state.node is None or state.node.state is not state or state.is_computed != (state in self._by_use):
+            if state.node is None or state.node.state is not state or state.is_computed != (state in computed):
                 raise InvariantError(f"the state in slot {state.slot} is not that of its node")
             length = sum(len(node.key) for node in upwards(state.node))
             if length != state.n_tokens * TOKEN_BYTES:
@@ -220,12 +235,12 @@ class States:
             if one.state is not None and end < len(tokens):
                 yield end, one.state
 
-    def evict(self) -> bool:
+    def evict(self, *, spares_proven: bool = False) -> bool:
         """Frees the slot of the least recently used state, of retained prefixes last; False if there is none that
         can be evicted. O(1 + retained and held states)."""
         first: State | None = None
         victim: State | None = None
-        for state in self._by_use:
+        for state in self._by_use if spares_proven else chain(self._by_use, self._proven):
             if not state.n_holds:
                 first = first or state
                 if state.node is None or not state.node.n_retentions:
@@ -256,14 +271,15 @@ class States:
         node.state = State(slot, n_tokens, node, is_turn)
         return node.state
 
-    def _take_slot(self) -> int | None:
+    def _take_slot(self, *, spares_proven: bool = False) -> int | None:
         self.take_left()
-        return self._free.pop() if self._free or self.evict() else None
+        return self._free.pop() if self._free or self.evict(spares_proven=spares_proven) else None
 
     def take_left(self) -> None:
         """Frees the slots of states that have left the tree with their nodes' pages. O(states that have left)."""
         for state in self._forest.left_states:
             self._by_use.pop(state, None)
+            self._proven.pop(state, None)
             self._coming.discard(state)
             if state.n_holds:
                 self._held.add(state)

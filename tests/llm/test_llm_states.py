@@ -159,12 +159,12 @@ def test_choices_have_the_bits_of_separate_requests(folder: Path, settings: dict
 def test_states_come_back_from_host_memory(folder: Path) -> None:
     """Chats of a system prompt and their turns, of two salts; other prompts take the device's pages and states."""
     system = [*text(141, 1), END]
-    chats = [[*system, *text(75 + n, 10 + n), END, *text(3, 3)] for n in range(3)]
+    chats = [[*system, *text(75 + n, 10 + n), END, *text(3, 3)] for n in range(2)]
     prompts = [*chats, *([*chat, *text(30, 20), END, *text(40, 21), END, *text(3, 3)] for chat in chats)]
-    others = [text(330, 30 + n) for n in range(4)]
+    others = [text(200, 30 + n) for n in range(3)]
     with opened(folder, enable_prefix_caching=False) as llm:
         cold = [bits(one) for one in answers(llm, prompts)]
-    settings = {"state_memory_bytes": 300_000, "max_total_tokens": 640, "host_memory_bytes": "16MiB"}
+    settings = {"state_memory_bytes": 150_000, "max_total_tokens": 640, "host_memory_bytes": "16MiB"}
     with opened(folder, **settings, load_policy="always") as llm:
         for salt in ("", "a", ""):
             for prompt, expected in zip(prompts, cold, strict=True):
@@ -172,7 +172,8 @@ def test_states_come_back_from_host_memory(folder: Path) -> None:
                 (found,) = llm.generate([inputs], PARAMS, use_tqdm=False)  # type: ignore[list-item]
                 assert bits(found) == expected
                 answers(llm, others)
-        assert found.num_loaded_tokens == found.num_cached_tokens == 256
+        assert found.num_cached_tokens == 256
+        assert found.num_loaded_tokens > 200, "the device has a page or two"
         host = llm.get_metrics().host
         assert host is not None
         assert host.copies_failed_total == 0
@@ -197,10 +198,13 @@ def test_states_come_back_from_disk_after_a_restart(folder: Path, tmp_path: Path
         assert found[0].num_fetched_tokens == 320
         assert disk is not None
         assert disk.pages_lost_total == 0
-    files = [file for file in (tmp_path / "kv").glob("*/*") if file.stat().st_size > 1000]
-    for file in files:
+    pages = [file for file in (tmp_path / "kv").rglob("*") if file.is_file() and file.suffix != ".lock"]
+    for file in pages:
         with file.open("r+b") as opened_file:
             opened_file.seek(file.stat().st_size - 100)
             opened_file.write(b"\x55" * 50)
     with opened(folder, **settings) as llm:
         assert [bits(one) for one in answers(llm, prompts)] == cold
+        disk = llm.get_metrics().disk
+    assert disk is not None
+    assert disk.pages_lost_total > 0

@@ -82,6 +82,9 @@ class CacheSettings(NamedTuple):
     """Evicted pages that ``adaptive`` remembers, as a multiple of the pages cached."""
     costs: CostModel = COSTS
     """Decide between loading and computing."""
+    n_states: int | None = None
+    """States of recurrent layers that the device can keep; None: the model has no such layers. Each symbol is a token
+    then."""
 
     def limited(self, most_pages: int, n_extra_pages: int = 0) -> CacheSettings:
         """Returns the settings with at most ``most_pages``, and with pages beside the capacity."""
@@ -129,7 +132,7 @@ class ReplayCaches:
     """
 
     def __init__(self, traffic: Traffic, settings: CacheSettings) -> None:
-        n_pages, policy, n_host_pages, n_disk_pages, ghost_capacity, costs = settings
+        n_pages, policy, n_host_pages, n_disk_pages, ghost_capacity, costs, n_states = settings
         assert n_pages is not None
         if n_disk_pages is not None and n_host_pages is None:
             raise ConfigError("pages come back from disk through a host tier; give a host tier, or no disk tier")
@@ -141,6 +144,7 @@ class ReplayCaches:
             traffic.symbols_per_page,
             policy=self.policies[0],
             min_copied_tokens=traffic.min_copied_symbols,
+            n_states=n_states,
         )
         self.host_tier: HostTier | None = None
         self.tiers = [self.device]

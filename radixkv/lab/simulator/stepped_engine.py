@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from radixkv.lab.simulator.answers import Answers
 from radixkv.lab.simulator.caches import CacheSettings, ReplayCaches
 from radixkv.lab.simulator.traffic import Traffic
 from radixkv.runtime.assemble import open_scheduler
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.protocols import States
 from radixkv.runtime.reporting.cache_commands import match_tiers
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
@@ -31,6 +33,8 @@ class SteppedEngine:
         settings: of the caches.
         limits: of the scheduler.
         answers: the prompts' answers; None: each request ends with its first token.
+        make_states: makes what keeps the states of recurrent layers, for ``CacheSettings.n_states``; None: there are
+            no such layers.
 
     Raises:
         ConfigError: there is a disk tier without a host tier.
@@ -40,12 +44,18 @@ class SteppedEngine:
     """The cache is not emptied before the end."""
 
     def __init__(
-        self, traffic: Traffic, settings: CacheSettings, limits: SchedulerLimits, answers: Answers | None
+        self,
+        traffic: Traffic,
+        settings: CacheSettings,
+        limits: SchedulerLimits,
+        answers: Answers | None,
+        make_states: Callable[[PageCache], States] | None = None,
     ) -> None:
         self._traffic = traffic
         self._caches = ReplayCaches(traffic, settings)
         self.cache = self._caches.device
-        self._scheduler = open_scheduler(self.cache, limits, host_tier=self._caches.host_tier)
+        states = None if make_states is None else make_states(self.cache)
+        self._scheduler = open_scheduler(self.cache, limits, host_tier=self._caches.host_tier, states=states)
         self._namespace = Namespace()
         self._launched: deque[StepPlan] = deque()
         self._answers = answers
@@ -71,7 +81,7 @@ class SteppedEngine:
         answer = array("i", bytes(TOKEN_BYTES) if self._answers is None else self._answers.symbols(index))
         n_room = self.cache.n_pages * self.cache.page_size - n_prompt
         request = Request(
-            id="",
+            id=str(index),
             namespace=self._namespace,
             tokens=bytearray(symbols),
             n_prompt=n_prompt,

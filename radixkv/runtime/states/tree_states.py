@@ -48,6 +48,8 @@ class TreeStates(States):
         """The same of each launched step, by its number."""
         self._found_until: dict[int, int] = {}
         """By batch slot, where its newest row ends, if the tree had all of its pages before."""
+        self._ends: dict[int, tuple[tuple[str, int], tuple[int, int]]] = {}
+        """By batch slot, the id and length of its newest prompt, and where that one's messages end."""
         self._n_hits = self._n_missed_tokens = 0
 
     def is_awaited(self, request: Request) -> bool:
@@ -58,7 +60,7 @@ class TreeStates(States):
         return n_saved >= _MIN_AWAITED_BLOCKS * self.block_tokens
 
     def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> None:
-        """See ``States.plan_row``. O(tokens of the prompt), and ``tree.States.put`` for each state."""
+        """See ``States.plan_row``. ``places``, and ``tree.States.put`` for each state."""
         blocks, source = request.blocks, request.blocks.state
         if source is not None:
             if self._window_pages is None:
@@ -72,16 +74,8 @@ class TreeStates(States):
             self._n_missed_tokens += max(0, n_in_tree - start)
         if source is not None:
             self._states.use(source)
-        first, last = self._message_ends(request)
-        places = [first]
-        if n_in_tree < end and (n_in_tree > start or self._found_until.get(request.batch_slot) == start):
-            places.append(n_in_tree)
-        self._found_until[request.batch_slot] = end if n_in_tree == end else 0
-        has_choices = bool(request.followers) and self._window_pages is None
-        turns = [last, request.n_prompt - 1] if has_choices else [last]
-        are_turns = dict.fromkeys(map(self._floor, turns), True) | dict.fromkeys(map(self._floor, places), False)
         n_before = len(self._coming)
-        for position, is_turn in sorted(are_turns.items()):
+        for position, is_turn in sorted(self.places(request, start, end, n_in_tree).items()):
             if max(start, 1) <= position <= end:
                 state = self._states.put(blocks.lease, position, is_turn=is_turn)
                 if state is not None:
@@ -92,6 +86,19 @@ class TreeStates(States):
                         self._window_pages.keep(blocks.window, state)
         if source is not None and source.is_turn and len(self._coming) > n_before:
             self._states.demote(source)
+
+    def places(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, bool]:
+        """Returns the positions of the states to keep of a prompt, in its row or not, and whether each is that of a
+        turn, see ``State``. Takes the arguments of ``plan_row``. O(1), and O(tokens) for the first row of a prompt.
+        """
+        first, last = self._message_ends(request)
+        places = [first]
+        if n_in_tree < end and (n_in_tree > start or self._found_until.get(request.batch_slot) == start):
+            places.append(n_in_tree)
+        self._found_until[request.batch_slot] = end if n_in_tree == end else 0
+        has_choices = bool(request.followers) and self._window_pages is None
+        turns = [last, request.n_prompt - 1] if has_choices else [last]
+        return dict.fromkeys(map(self._floor, turns), True) | dict.fromkeys(map(self._floor, places), False)
 
     def take(self, step: int) -> tuple[tuple[StateLoad, ...], tuple[StateSave, ...]]:
         """See ``States.take``. O(states)."""
@@ -150,6 +157,14 @@ class TreeStates(States):
 
     def _message_ends(self, request: Request) -> tuple[int, int]:
         """Returns where the first and the last message of a prompt end; without messages 0 and its end."""
+        prompt = request.id, request.n_prompt
+        known, ends = self._ends.get(request.batch_slot, (None, (0, 0)))
+        if known != prompt:
+            ends = self._find_message_ends(request)
+            self._ends[request.batch_slot] = prompt, ends
+        return ends
+
+    def _find_message_ends(self, request: Request) -> tuple[int, int]:
         ids = np.frombuffer(request.tokens, "<i4", request.n_prompt)
         ends = np.flatnonzero(np.isin(ids, self._end_token_ids)) + 1
         last = request.n_prompt - 1  # the last token of a prompt is always computed

@@ -26,12 +26,12 @@ def found(engine: Engine, prompt: list[int]) -> int:
     return len(prompt) - sum(row[2] for row in engine.device.computed if row[0] == request.last_step)
 
 
-@pytest.mark.parametrize("n_shared", rest_nightly(range(130, 430), kept=range(0, 300, 43)))
+@pytest.mark.parametrize("n_shared", rest_nightly(range(130, 430), kept=range(0, 300, 99)))
 def test_all_prompts_after_the_second_find_the_fork_less_a_block(n_shared: int) -> None:
     """The first prompt of a stem is new, and the second shows where prompts fork."""
     one = engine(20)
     stem = text(n_shared, 1)
-    hits = [found(one, stem + text(40 + n, 2 + n)) for n in range(12)]
+    hits = [found(one, stem + text(40 + n, 2 + n)) for n in range(64)]
     assert hits[0] == 0
     assert all(n_shared - BLOCK < hit <= n_shared for hit in hits[2:])
 
@@ -59,6 +59,26 @@ def test_the_states_of_a_chat_that_went_on_are_the_first_to_go() -> None:
         assert hit > len(chat) - 171 - BLOCK or not turn
         chat += text(20, 30 + turn)
     assert found(one, other) == 384
+
+
+def test_a_flood_of_new_prompts_leaves_the_states_that_prompts_have_gone_on_from() -> None:
+    """All arrive at once, with four slots: the ends of the prompts take turns in what is left."""
+    one = engine(4)
+    stem = text(300, 1)
+    for n in range(3):
+        found(one, stem + text(60, 2 + n))
+    for n in range(30):
+        one.add(text(200, 10 + n), 1)
+    one.run()
+    assert found(one, stem + text(70, 5)) == 256
+
+
+def test_states_of_which_nobody_makes_use_any_more_give_way() -> None:
+    """Of six stems in turn, each is found by its third prompt and later: those that were are no longer needed."""
+    one = engine(4)
+    for first in range(6):
+        stem = text(300, 1 + 10 * first)
+        assert [found(one, stem + text(60, 2 + 10 * first + n)) for n in range(4)] == [0, 0, 256, 256]
 
 
 def test_a_canary_keeps_no_state() -> None:

@@ -1,0 +1,110 @@
+"""Hit rates of a hybrid model's cache beside those of an oracle with a state at each multiple of 64 tokens.
+
+Replays ``fewshot``, ``multiturn`` and ``agents`` of token_workloads.py on the production scheduler and cache, without a
+model. Memory is counted in tokens of KV: a share of it is for states, each of which takes as much as some tokens. The
+oracle has the same pages, and room for all states. In ``multiturn`` and ``agents`` each segment ends a message.
+
+Appends one JSON line for each workload and size of the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import token_workloads
+from result_lines import report, script_parser
+
+from radixkv.lab.bench.environment import provenance
+from radixkv.lab.simulator.all_states import AllStates
+from radixkv.lab.simulator.caches import CacheSettings
+from radixkv.lab.simulator.stepped_engine import SteppedEngine
+from radixkv.lab.simulator.traffic import TokenTraffic
+from radixkv.runtime.scheduler.scheduler import SchedulerLimits
+from radixkv.runtime.states.tree_states import TreeStates
+from radixkv.wire.messages import pack_tokens
+
+PAGE_SIZE = 16
+MESSAGE_END = 2
+"""An id that the workloads do not use otherwise."""
+LIMITS = SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=8192, max_queued_requests=4096)
+
+
+def main() -> None:
+    parser = script_parser(__doc__)
+    parser.add_argument("--memory", default="200000,400000,800000", help="in tokens (default: %(default)s)")
+    parser.add_argument("--share", type=float, default=0.2, help="of the memory for states (default: %(default)s)")
+    parser.add_argument(
+        "--state-tokens",
+        type=int,
+        default=1568,
+        help="tokens whose KV takes as much as a state (default: %(default)s, of Qwen3.5-9B's shape)",
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="of the workloads' sizes (default: %(default)s)")
+    arguments = parser.parse_args()
+    for name in ("fewshot", "multiturn", "agents"):
+        phases = workload(name, arguments.scale)
+        for memory in map(int, arguments.memory.split(",")):
+            line = measure(name, phases, memory, arguments.share, arguments.state_tokens)
+            report(arguments.output_file, line, provenance())
+
+
+def workload(name: str, scale: float) -> Sequence[Sequence[list[int]]]:
+    """Returns the prompts of a workload by phase. Where it has messages, each segment ends with ``MESSAGE_END``."""
+    count = {"fewshot": ("requests", 1024), "multiturn": ("sessions", 128), "agents": ("tasks", 64)}[name]
+    make_ids = token_workloads._ids
+
+    def segment(rng: Random, n: int) -> list[int]:
+        return [*make_ids(rng, n)[:-1], MESSAGE_END]
+
+    try:
+        if name != "fewshot":
+            token_workloads._ids = segment
+        phases = token_workloads.ALL[name](**{count[0]: max(1, round(count[1] * scale))})
+    finally:
+        token_workloads._ids = make_ids
+    return [[prompt for prompt, _ in phase] for phase in phases]
+
+
+def measure(
+    name: str, phases: Sequence[Sequence[list[int]]], memory: int, share: float, state_tokens: int
+) -> dict[str, Any]:
+    """Returns the line of one workload and size of the memory."""
+    n_states = int(memory * share) // state_tokens
+    n_pages = (memory - n_states * state_tokens) // PAGE_SIZE
+    kept = hit_rate_pct(phases, n_pages, n_states, TreeStates)
+    oracle = hit_rate_pct(phases, n_pages, n_pages, AllStates)
+    return {
+        "case": "state_hits",
+        "workload": name,
+        "requests": sum(map(len, phases)),
+        "memory_tokens": memory,
+        "states": n_states,
+        "pages": n_pages,
+        "hit_rate_pct": round(kept, 2),
+        "oracle_pct": round(oracle, 2),
+        "of_oracle_pct": round(100 * kept / oracle, 2) if oracle else None,
+    }
+
+
+def hit_rate_pct(
+    phases: Sequence[Sequence[list[int]]], n_pages: int, n_states: int, kind: type[TreeStates]
+) -> float:
+    """Returns the cached tokens of a replay in percent of the prompts' tokens."""
+    prompts = [prompt for phase in phases for prompt in phase]
+    traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
+    settings = CacheSettings(n_pages, n_states=n_states)
+    engine = SteppedEngine(traffic, settings, LIMITS, None, lambda cache: kind(cache, frozenset({MESSAGE_END})))
+    index = n_cached = 0
+    for phase in phases:
+        for _ in phase:
+            engine.send(index)
+            index += 1
+        while engine.n_in_flight:
+            n_cached += sum(use.n_cached for _, use in engine.step())
+    return 100 * n_cached / sum(map(len, prompts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""The oracle of recurrent states: a state at each multiple of a block."""
+
+from __future__ import annotations
+
+from radixkv.runtime.request import Request
+from radixkv.runtime.states.tree_states import TreeStates
+
+
+class AllStates(TreeStates):
+    """Keeps the state at each multiple of a block of each prompt, for a cache with a slot for each of its pages.
+
+    No other choice of states finds more of a prompt in the same pages.
+    """
+
+    def places(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, bool]:
+        """See ``TreeStates.places``. O(blocks of the row)."""
+        block = self.block_tokens
+        return dict.fromkeys(range(-(-start // block) * block, end + 1, block), False)
