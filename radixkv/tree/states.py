@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import lcm
 
 from radixkv.errors import InvariantError
@@ -49,11 +49,18 @@ class States:
         """The slots of copies."""
         self._held: set[State] = set()
         """Those that have left the tree and are held."""
+        self.on_left: Callable[[State], None] = lambda state: None
+        """Is called with each state that leaves the tree, once its slot is free."""
+
+    def __iter__(self) -> Iterator[State]:
+        """Yields all states, computed or not."""
+        yield from self._by_use
+        yield from self._coming
 
     @property
     def n_free(self) -> int:
         """Slots without a state. O(states that have left)."""
-        self._take_left()
+        self.take_left()
         return len(self._free)
 
     def deepest(self, node: Node, tokens: bytes) -> int:
@@ -177,7 +184,7 @@ class States:
         """Frees the slot of a state. Does nothing if it has left the tree. O(1)."""
         if state.node is not None:
             self._forest.lose_state(state.node)
-            self._take_left()
+            self.take_left()
 
     def check(self) -> None:
         """Checks that each slot is in one place, and each state at its node. O(nodes).
@@ -185,8 +192,8 @@ class States:
         Raises:
             InvariantError: a bug in radixkv.
         """
-        self._take_left()
-        states = [*self._by_use, *self._coming]
+        self.take_left()
+        states = list(self)
         slots = sorted([*self._free, *self._reserved, *(state.slot for state in (*states, *self._held))])
         if slots != list(range(self.n_slots)):
             raise InvariantError(
@@ -213,8 +220,9 @@ class States:
             if one.state is not None and end < len(tokens):
                 yield end, one.state
 
-    def _evict(self) -> bool:
-        """Frees the slot of the least recently used state, of retained prefixes last. O(1 + retained and held)."""
+    def evict(self) -> bool:
+        """Frees the slot of the least recently used state, of retained prefixes last; False if there is none that
+        can be evicted. O(1 + retained and held states)."""
         first: State | None = None
         victim: State | None = None
         for state in self._by_use:
@@ -249,11 +257,11 @@ class States:
         return node.state
 
     def _take_slot(self) -> int | None:
-        self._take_left()
-        return self._free.pop() if self._free or self._evict() else None
+        self.take_left()
+        return self._free.pop() if self._free or self.evict() else None
 
-    def _take_left(self) -> None:
-        """Frees the slots of states that have left the tree with their nodes' pages."""
+    def take_left(self) -> None:
+        """Frees the slots of states that have left the tree with their nodes' pages. O(states that have left)."""
         for state in self._forest.left_states:
             self._by_use.pop(state, None)
             self._coming.discard(state)
@@ -261,4 +269,5 @@ class States:
                 self._held.add(state)
             else:
                 self._free.append(state.slot)
+            self.on_left(state)
         self._forest.left_states.clear()

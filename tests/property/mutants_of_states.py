@@ -74,7 +74,7 @@ def keep_the_states_of_rows_that_went_wrong(patch: Patch) -> None:
 def keep_the_states_of_failed_steps(patch: Patch) -> None:
     def mutant(self: TreeStates) -> None:
         for states in self._launched.values():
-            for state in states:
+            for _, state in states:
                 self._states.computed(state)
         self._launched.clear()
 
@@ -135,7 +135,7 @@ def replace_a_state_while_it_is_computed(patch: Patch) -> None:
             self.drop(victim)
         return victim is not None
 
-    patch.setattr(States, "_evict", mutant)
+    patch.setattr(States, "evict", mutant)
 
 
 def load_a_state_again(patch: Patch) -> None:

@@ -17,6 +17,7 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.checkpoints.fingerprint import fingerprint
 from radixkv.runtime.assemble import assemble_loop
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.free_pages import FreeList
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
@@ -57,7 +58,7 @@ def recorded_logits() -> Iterator[Logits]:
         yield recorded
 
 
-class PoisonedPages(list[int]):
+class PoisonedPages(FreeList):
     """A free list with all pages of a device, filled with NaN; fills pages with NaN again when they become free."""
 
     def __init__(self, executor: CpuExecutor) -> None:

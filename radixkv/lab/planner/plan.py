@@ -16,13 +16,17 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.copy_threads import count_slots
 from radixkv.runtime.device.memory.cuda.pool_size import RESERVE_BYTES, MemoryUse, plan_pages
 from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.slab_shape import are_mixed, slab_shape
 from radixkv.runtime.device.memory.state_size import count_states
+from radixkv.runtime.step.window_pool import max_window_pages
 from radixkv.tree.node import TOKEN_BYTES
 
 SchemeName = Literal["reserve-maximum", "reserve-power-of-two", "paged", "radix"]
 """The schemes of docs/paging-study.md; ``radix`` is ``paged`` with the shared prefix held once."""
 GIB = 1 << 30
 _GB = 10**9
+_MAX_ROW_TOKENS = 2048
+"""Most tokens of a step on the CPU, on which the slabs for windows only depend."""
 
 
 class RequestShape(NamedTuple):
@@ -130,6 +134,24 @@ class SchemePlan(msgspec.Struct, frozen=True):
     """Prompt and answer together, if as many rows run as were asked for, with the same answer and shared prefix."""
 
 
+class WindowPlan(msgspec.Struct, frozen=True):
+    """How many rows a pool holds whose layers with windows have pages of their own (docs/decisions/0069)."""
+
+    window: int
+    """Positions that a token attends to in these layers."""
+    n_layers: int
+    """These layers."""
+    pages_per_slab: int
+    """Pages of the other layers in whose place a window page is."""
+    n_slabs: int
+    n_pages_a_row: int
+    """Pages of the other layers that a row takes at its end."""
+    n_window_pages_a_row: int
+    """Window pages that it takes."""
+    n_rows: int
+    """Requests that can all be at their end at once, none of which shares pages."""
+
+
 class PoolPlan(msgspec.Struct, frozen=True):
     """The pool with one dtype of K and V."""
 
@@ -145,6 +167,8 @@ class PoolPlan(msgspec.Struct, frozen=True):
     n_host_slots: int | None
     """Pages in the host tier; None without one."""
     schemes: tuple[SchemePlan, ...]
+    windows: WindowPlan | None = None
+    """The same memory with window pages; None unless some layers have windows, and others none."""
 
     @property
     def n_host_tokens(self) -> int | None:
@@ -200,6 +224,32 @@ def plan_pool(
         n_tokens=n_pages * page_size,
         n_host_slots=None if host_bytes is None else count_slots(host_bytes, size.n_page_parts * page.n_bytes),
         schemes=_schemes(n_pages, page_size, request, max_model_len, n_rows),
+        windows=_windows(page, size.config.windows_within(max_model_len), n_pages, request, max_model_len),
+    )
+
+
+def _windows(
+    page: PageShape, windows: tuple[int | None, ...], n_pages: int, request: RequestShape, max_model_len: int
+) -> WindowPlan | None:
+    if not are_mixed(windows):
+        return None
+    shape = slab_shape(page, windows, n_pages, max_row_tokens=_MAX_ROW_TOKENS, max_model_len=max_model_len)
+    if shape is None:
+        return None
+    n_row = -(-request.stored // page.page_size)
+    n_windows = min(n_row, max_window_pages(shape.window, 1, page.page_size))
+    n_slabs = shape.n_slabs + shape.n_window_slabs
+    # A row's pages and window pages, in slabs; those for windows only are of use to the first rows.
+    n_rows = shape.pages_per_slab * n_slabs // (n_row + shape.pages_per_slab * n_windows)
+    n_rows = min(n_rows, shape.n_pages // n_row)
+    return WindowPlan(
+        window=shape.window,
+        n_layers=len(windows) - shape.n_full,
+        pages_per_slab=shape.pages_per_slab,
+        n_slabs=n_slabs,
+        n_pages_a_row=n_row,
+        n_window_pages_a_row=n_windows,
+        n_rows=n_rows,
     )
 
 

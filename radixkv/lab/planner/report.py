@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from radixkv.lab.bench.formatting import format_tokens, plural
-from radixkv.lab.planner.plan import GIB, Gpu, PoolPlan, RequestShape, SchemePlan, StatePlan
+from radixkv.lab.planner.plan import GIB, Gpu, PoolPlan, RequestShape, SchemePlan, StatePlan, WindowPlan
 from radixkv.lab.simulator.simulation import Result
 from radixkv.lab.studies.paging.allocators import next_power_of_two
 from radixkv.runtime.device.cuda.model_size import ModelSize
@@ -79,6 +79,8 @@ def pool_lines(
     )
     if pool.n_host_slots is not None:
         yield _host_line(pool, page_size, request)
+    if pool.windows is not None:
+        yield _window_line(pool.windows)
 
 
 def scheme_table(pool: PoolPlan, request: RequestShape, page_size: int, max_model_len: int, n_rows: int) -> str:
@@ -102,6 +104,15 @@ def _host_line(pool: PoolPlan, page_size: int, request: RequestShape) -> str:
     return (
         f"  host     {plural(n_slots, 'more page')} = {plural(n_tokens, 'token')}, cached only: "
         f"{n_tokens / pool.n_tokens:.3g} pools, / {row_pages} = {plural(n_slots // row_pages, 'whole request')}"
+    )
+
+
+def _window_line(windows: WindowPlan) -> str:
+    a_row = f"{windows.n_pages_a_row:,} / {windows.pages_per_slab} + {windows.n_window_pages_a_row:,}"
+    return (
+        f"  windows  if {windows.n_layers} layers with windows of {windows.window:,} tokens had their own pages, "
+        f"as on the CPU: {windows.n_slabs:,} slabs / ({a_row}) = "
+        f"{plural(windows.n_rows, 'row')} at once, no prefix shared"
     )
 
 

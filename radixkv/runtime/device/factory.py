@@ -6,8 +6,10 @@ import gc
 import logging
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from typing import Literal
 
+import msgspec
 import torch
 
 from radixkv.checkpoints import Checkpoint
@@ -27,6 +29,7 @@ from radixkv.runtime.device.machine import (
     check_machine,
     inspect_machine,
 )
+from radixkv.runtime.device.memory.slab_shape import are_mixed
 from radixkv.runtime.device.memory_check import require_host_memory
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.cpu.collectives import GlooCollectives
@@ -116,6 +119,13 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     settings = resolved.device_settings
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
+    if are_mixed(model.windows_within(settings.max_model_len)):
+        excluding = _excludes_window_pages(config, device, model)
+        if excluding is None:
+            settings = msgspec.structs.replace(settings, has_window_pages=True)
+            resolved = replace(resolved, device_settings=settings)
+        else:
+            logger.info("all pages of layers with windows are kept: %s", excluding)
     check_rows(config.tenants, settings.max_num_seqs)
     if config.cache.host_memory_bytes is not None:
         require_host_memory(config.cache.host_memory_bytes)
@@ -142,6 +152,18 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             _warn_of_ignored_utilization(settings)
         check_for_cpu(checkpoint, settings)
     return resolved
+
+
+def _excludes_window_pages(config: EngineConfig, device: Device, model: DecoderConfig) -> str | None:
+    """Returns what an engine has that works with pages of all layers only, in this release; None if nothing."""
+    cases = {
+        "CUDA has no window pages": device == "cuda",
+        "host_memory_bytes (--host-memory) copies pages of all layers": config.cache.host_memory_bytes is not None,
+        "tenants share pages of all layers": bool(config.tenants),
+        "tensor_parallel_size is more than 1": config.model.tensor_parallel_size > 1,
+        "K and V have several shapes, or layers read those of others": not model.has_equal_heads,
+    }
+    return next((what for what, is_so in cases.items() if is_so), None)
 
 
 def _check_states(config: EngineConfig, device: Device, name: str, title: str) -> None:

@@ -12,6 +12,8 @@ from radixkv.checkpoints.embedded import embedded_folder
 from radixkv.cli import main
 from radixkv.lab.studies.paging.allocators import BestFitAllocator
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.window_pages import WindowPages
+from radixkv.runtime.step.window_pool import WindowPool
 from radixkv.tree.node import Namespace
 from radixkv.wire.messages import pack_tokens
 from support.json_lines import read_lines, write_lines
@@ -39,6 +41,22 @@ SIZE_13B = {
     "num_attention_heads": 40,
     "num_key_value_heads": 40,
     "max_position_embeddings": 4096,
+}
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "vocab_size": 262_208,
+    "hidden_size": 2560,
+    "intermediate_size": 10_240,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
 }
 SMALL_POOL = ("--gpu-memory", "600MB", "--workspace", "0")
 """Of the embedded model: some 1,300 pages."""
@@ -298,3 +316,26 @@ def test_wrong_use_is_one_line(flags, code, message, capsys):
 def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys):
     assert plan(tmp_path, "--gpu-memory", "80GB") == 1
     assert "config.json" in capsys.readouterr().err
+
+
+def test_rows_of_a_model_with_windows_in_some_layers_if_they_had_pages_of_their_own(tmp_path, planned, capsys):
+    """A page cache holds as many rows, less at most one whose windows need a slab that is in use in part."""
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
+    windows = planned(
+        tmp_path, "--gpu-memory", "80GB", "--prompt", 32_000, "--answer", 768, "--max-model-len", 32_768
+    )["pools"][0]["windows"]
+    pool = WindowPool(1024, windows["pages_per_slab"], windows["n_slabs"] - 193, 193, 100)
+    cache = PageCache(pool.n_slabs * pool.pages_per_slab, 16, window_pages=WindowPages.of(pool, 16))
+
+    def has_room() -> bool:
+        blocks = cache.open(Namespace(), b"")
+        for end in range(2048, 32_769, 2048):
+            if not cache.reserve(blocks, end // 16):
+                return False
+            cache.free_behind(blocks, end)
+        return True
+
+    n_rows = next(n_rows for n_rows in count() if not has_room())
+    assert windows["n_rows"] - 1 <= n_rows <= windows["n_rows"] == 76
+    assert n_rows >= 5 * 13
+    assert "31,034 slabs / (2,048 / 6 + 66) = 76 rows" in " ".join(capsys.readouterr().out.split())

@@ -25,6 +25,7 @@ from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.page_copier import SlotPart
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
+from radixkv.runtime.step.window_pool import WindowPool
 from radixkv.wire.messages import TokenLogprobs
 
 MAX_PROMPT_LOGPROB_ROWS = 256
@@ -53,6 +54,7 @@ class CudaExecutor:
     """Plans should list shared runs: attention can read their pages once for many rows."""
     splits_drafts = True
     """A draft is a row to attention, which takes the place of another."""
+    window_pool: WindowPool | None = None
     is_asynchronous = True
     """The GPU computes launched steps while the host does other things."""
 

@@ -365,9 +365,12 @@ class _Attention:
     rotate_and_store: RotateAndStore
     output_gate: Linear | None
     sinks: Tensor | None
+    has_window: bool
 
     def store(self, normed: Rows, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
         """Stores K and V in the pool, and rotated queries and gates in ``activations``."""
+        if self.has_window and inputs.in_windows is not None:
+            inputs = inputs.in_windows
         q = activations.with_heads(self.head_dim).q
         self.rotate_and_store(self.query_key_value(normed), inputs, *pool.layers[self.index], q)
         if self.output_gate is not None:
@@ -433,6 +436,7 @@ class _Layer:
                 ),
                 output_gate=None if parts.output_gate is None else operations.linear(parts.output_gate),
                 sinks=parts.sinks,
+                has_window=config.windows[index] is not None,
             )
         return cls(
             norm=operations.norm(weights.attention_norm, reader),

@@ -43,6 +43,8 @@ class TokenInputs:
 
     sequences: Sequences = ()
     """The rows of the step, for layers that have states."""
+    in_windows: TokenInputs | None = None
+    """The same tokens with their places in window pages; None: all layers are in the same pages."""
 
     def first(self, n_tokens: int) -> TokenInputs:
         """Returns views of the first ``n_tokens`` tokens, for layers without states."""

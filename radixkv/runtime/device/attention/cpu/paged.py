@@ -8,11 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cpu.base import RowSpan
+from radixkv.runtime.device.attention.cpu.base import LayerPages, RowSpan
 from radixkv.runtime.device.attention.cpu.block_softmax import BlockLayout, LayerKV, batched_matmul, blocks_of_row
 from radixkv.runtime.device.attention.cpu.row_products import LongRow, ShortRows
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
-from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles
 
 _MIN_PRODUCT_ROWS = 8
@@ -36,7 +35,7 @@ class PagedAttention:
 
     def __init__(
         self,
-        pool: KVPool,
+        pool: LayerPages,
         *,
         n_heads: int,
         windows: Sequence[int | None],
@@ -48,7 +47,7 @@ class PagedAttention:
         """Determines which tile sizes give bit-equal products on this machine.
 
         Args:
-            pool: the pool to read, for its shapes.
+            pool: the pool to read, for its shapes. The last page of each layer stays zero.
             n_heads: number of query heads.
             windows: [layers], sliding window in positions, the token's own included; None for full attention.
             scale: multiplier of the scores.
@@ -58,7 +57,7 @@ class PagedAttention:
         """
         self._layouts = []
         for (k, _), window in zip(pool.layers, windows, strict=True):
-            _, n_kv_heads, page_size, head_dim = k.shape
+            n_pages, n_kv_heads, page_size, head_dim = k.shape
             self._layouts.append(
                 BlockLayout(
                     n_heads=n_heads,
@@ -66,22 +65,27 @@ class PagedAttention:
                     head_dim=head_dim,
                     page_size=page_size,
                     block_tokens=max(1, block_tokens // page_size) * page_size,
-                    zero_page=pool.zero_page,
+                    zero_page=n_pages - 1,
+                    heads_per_page=k.stride(0) // (page_size * head_dim),
                     window=window,
                 )
             )
         """[layers]."""
-        kinds = {replace(layout, window=None) for layout in self._layouts}
-        self._tiles = {kind: _token_tiles(kind) for kind in kinds}
+        self._tiles = {kind: _token_tiles(kind) for kind in {_kind(layout) for layout in self._layouts}}
         self._scale = scale
         self._kv_scales = kv_scales or [UNSCALED] * len(self._layouts)
         self._sinks = [None if sink is None else sink.float() for sink in sinks]
         self._parts: dict[BlockLayout, list[LongRow | ShortRows]] = {}
         self._workspace = (torch.empty(0), torch.empty(0))
 
-    def plan(self, spans: Sequence[RowSpan]) -> None:
+    def plan(self, spans: Sequence[RowSpan], window_spans: Sequence[RowSpan] | None = None) -> None:
         """Partitions a step into matrix products, once for each kind of layer. O(rows * blocks)."""
-        self._parts = {layout: self._partition(spans, layout) for layout in set(self._layouts)}
+        if window_spans is None:
+            window_spans = spans
+        self._parts = {
+            layout: self._partition(spans if layout.window is None else window_spans, layout)
+            for layout in set(self._layouts)
+        }
         n_values = max(part.n_gathered for parts in self._parts.values() for part in parts)
         if n_values > len(self._workspace[0]):
             self._workspace = (torch.empty(n_values), torch.empty(n_values))
@@ -100,7 +104,7 @@ class PagedAttention:
             out.copy_(attended)
 
     def _partition(self, spans: Sequence[RowSpan], layout: BlockLayout) -> list[LongRow | ShortRows]:
-        tiles = self._tiles[replace(layout, window=None)]
+        tiles = self._tiles[_kind(layout)]
         parts: list[LongRow | ShortRows] = []
         short: list[RowSpan] = []
         for span in spans:
@@ -109,6 +113,11 @@ class PagedAttention:
             else:
                 parts.append(LongRow(span, layout, tiles, _MAX_SCORES))
         return [*parts, *(ShortRows(group, layout, tiles) for group in _groups(short, layout))]
+
+
+def _kind(layout: BlockLayout) -> BlockLayout:
+    """Returns what layouts have in common whose products are of equal sizes."""
+    return replace(layout, window=None, zero_page=0, heads_per_page=layout.n_kv_heads)
 
 
 def _groups(spans: list[RowSpan], layout: BlockLayout) -> list[list[RowSpan]]:

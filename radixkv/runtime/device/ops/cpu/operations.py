@@ -27,6 +27,7 @@ from radixkv.runtime.device.ops.cpu.layers import (
     rotate,
 )
 from radixkv.runtime.device.ops.cpu.mamba2 import Mamba2
+from radixkv.runtime.device.ops.cpu.page_rows import rows_of
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,
     ExpertsBesideWeights,
@@ -153,30 +154,31 @@ class StoredRows:
     """Where the K and V of a step are stored; computed once for all layers with as many KV heads."""
 
     def __init__(self) -> None:
-        self._slot_mapping: Tensor | None = None
-        self._by_heads: dict[int, tuple[Tensor, Tensor]] = {}
+        self._known: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
+        """The newest slot mapping with what ``of`` returned, by the distance of two pages and the shape of one."""
 
     def of(self, slot_mapping: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the indices of the tokens that are stored, and the rows that they take.
 
         Args:
-            slot_mapping: [tokens], the same object for all layers of a step.
-            cache: [pages, kv_heads, page_size, head_dim]; rows are those of [-1, head_dim].
+            slot_mapping: [tokens], the same object for all layers of a step with the same pages.
+            cache: [pages, kv_heads, page_size, head_dim]; rows are those of ``rows_of(cache, head_dim)``.
 
         Returns:
             [n], and [n * kv_heads].
         """
-        if slot_mapping is not self._slot_mapping:
-            self._slot_mapping = slot_mapping
-            self._by_heads = {}
-        n_kv_heads, page_size = cache.shape[1:3]
-        if n_kv_heads not in self._by_heads:
-            tokens = (slot_mapping >= 0).nonzero()[:, 0]
-            slots = slot_mapping[tokens][:, None]
-            pages, offsets = slots // page_size, slots % page_size
-            rows = ((pages * n_kv_heads + torch.arange(n_kv_heads)) * page_size + offsets).flatten()
-            self._by_heads[n_kv_heads] = tokens, rows
-        return self._by_heads[n_kv_heads]
+        kind = (cache.stride(0), *cache.shape[1:])
+        known = self._known.get(kind)
+        if known is not None and known[0] is slot_mapping:
+            return known[1:]
+        n_kv_heads, page_size, head_dim = cache.shape[1:]
+        tokens = (slot_mapping >= 0).nonzero()[:, 0]
+        slots = slot_mapping[tokens][:, None]
+        heads = torch.arange(n_kv_heads)
+        pages, offsets = slots // page_size, slots % page_size
+        rows = (pages * (cache.stride(0) // head_dim) + heads * page_size + offsets).flatten()
+        self._known[kind] = slot_mapping, tokens, rows
+        return tokens, rows
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ class RotateAndStore:
         tokens, rows = self.stored_rows.of(inputs.slot_mapping, k_cache)
         for cache, values, scale in zip((k_cache, v_cache), (k, v), self.scales, strict=True):
             stored = values[tokens].reshape(-1, head_dim)
-            cache = cache.view(-1, head_dim)
+            cache = rows_of(cache, head_dim)
             if cache.dtype == stored.dtype:
                 cache.index_copy_(0, rows, stored)
             else:  # as bytes: torch has no index_copy_ of 8-bit floats on the CPU
