@@ -9,6 +9,9 @@ from typing import Any
 
 from radixkv.errors import CheckpointError
 
+MAX_COUNT = 1000
+"""Maximum number of layers, and of experts per layer. A corrupt file may claim a billion, and the loader lists all
+their tensors, which must not exhaust memory."""
 _MAX = 2**63 - 1
 """Largest size accepted: larger integers fit neither into tensors nor, further up, into floats."""
 

@@ -8,7 +8,8 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from radixkv.runtime.device.kv_dtype import LayerScales
-from radixkv.runtime.device.model_config.config import DeltaNetConfig, ExpertConfig
+from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.model_config.experts import ExpertConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops.base import (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.memory_check import check_allocation
-from radixkv.runtime.device.model_config.config import ExpertConfig, SigmoidRouting
+from radixkv.runtime.device.model_config.experts import ExpertConfig, SigmoidRouting
 from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base

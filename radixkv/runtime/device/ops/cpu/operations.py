@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.kv_dtype import LayerScales, quantize
-from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig, ExpertConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
+from radixkv.runtime.device.model_config.experts import ExpertConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base

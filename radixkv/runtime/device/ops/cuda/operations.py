@@ -9,7 +9,8 @@ from torch import Tensor
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_dtype import LayerScales
-from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig, ExpertConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
+from radixkv.runtime.device.model_config.experts import ExpertConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
