@@ -11,6 +11,7 @@ from radixkv.runtime.device.ops.base import RmsFields, TokenInputs
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.ops.cuda.norm import rms_norm
+from radixkv.runtime.device.ops.cuda.output_gate import multiply_by_sigmoid
 from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
 
 pytestmark = on_kernels
@@ -160,6 +161,27 @@ def test_head_norms_of_one_plus_the_weight(dtype: torch.dtype) -> None:
     check_rotation(5, 4, 1, 256, True, dtype, adds_one=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "rotary_dim", "norms"), [(256, 64, True), (64, 24, False)])
+def test_heads_that_are_rotated_in_part(head_dim: int, rotary_dim: int, norms: bool, dtype: torch.dtype) -> None:
+    check_rotation(5, 6, 2, head_dim, norms, dtype, adds_one=True, rotary_dim=rotary_dim)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_gates", [1, 1500])
+def test_gates_of_outputs(n_gates: int, dtype: torch.dtype) -> None:
+    x, gate, sums = normal(5, 1500, dtype=dtype), normal(5, n_gates, dtype=dtype), normal(5, 1500, dtype=dtype)
+    out = poisoned(5, 1500, dtype=dtype)
+    multiply_by_sigmoid(x, gate, out)
+    expected = x.double() * gate.double().sigmoid()
+    check_close(out, expected)
+    total = sums.clone()
+    multiply_by_sigmoid(x, gate, total, adds=True)
+    check_close(total, sums.double() + expected)
+    multiply_by_sigmoid(x, gate, x)
+    assert torch.equal(x, out)
+
+
 def check_rotation(
     n_tokens: int,
     n_heads: int,
@@ -169,6 +191,7 @@ def check_rotation(
     dtype: torch.dtype,
     *,
     adds_one: bool = False,
+    rotary_dim: int | None = None,
 ) -> None:
     """Checks strided rows; one token in three has no slot, and other slots of the pool stay unwritten."""
     n_slots, width = 4 * n_tokens, (n_heads + 2 * n_kv_heads) * head_dim
@@ -177,7 +200,7 @@ def check_rotation(
     positions = torch.randint(100, (n_tokens,), device=DEVICE, dtype=torch.int32)
     slot_mapping = torch.randperm(n_slots, device=DEVICE)[:n_tokens].int()
     slot_mapping[1::3] = -1
-    angles = 100 * torch.rand(100, head_dim // 2, device=DEVICE)
+    angles = 100 * torch.rand(100, (rotary_dim or head_dim) // 2, device=DEVICE)
     k_cache, v_cache = (poisoned(n_slots // 4, 4, n_kv_heads, head_dim, dtype=dtype) for _ in range(2))
     q_out = poisoned(n_tokens, n_heads, head_dim, dtype=dtype)
     rotate_and_store = RotateAndStore(torch.cat([angles.cos(), angles.sin()], -1), *weights, EPS, adds_one)
@@ -199,6 +222,9 @@ def check_rotation(
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
+    n_rotated = 2 * angles.shape[-1]
+    if n_rotated < x.shape[-1]:
+        return torch.cat([rotated(x[..., :n_rotated], angles), x[..., n_rotated:].float()], -1)
     first, second = x.float().chunk(2, -1)
     cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from delta_net_world import Span, World, delta_net
 from kernel_support import DEVICE, integers, normal, on_device_only, on_kernels, poisoned, triton
 from msgspec.structs import replace
 from torch import Tensor
@@ -105,6 +106,27 @@ def test_experts_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch,
     compiled.clear()
     for n_rows in (3, 7, 15, 17, 31, 64, 100, 128, 129, 512, 1000, 1024, 1025, 3001):
         run(n_rows)
+    assert not compiled
+
+
+def test_delta_nets_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt and rows of one token compile everything."""
+    compiled: list[str] = []
+
+    def note(*, repr: str, **_: object) -> None:
+        compiled.append(repr)
+
+    def run(*spans: Span) -> None:
+        World(delta_net(), spans, torch.bfloat16).run()
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
+    run(Span(0, 0, 1, is_decode=True), Span(1, 0, 64))
+    compiled.clear()
+    for n_rows in range(1, 6):
+        run(*(Span(slot, 7, 1, is_decode=True) for slot in range(n_rows)))
+        run(*(Span(slot, slot * 9, 1 + 63 * slot) for slot in range(n_rows)))
+        run(Span(5, 3, 1, is_decode=True), *(Span(slot, 0, 16, saves={}) for slot in range(n_rows)))
+    run(Span(2, 16, 300, saves={64: 0, 128: 1}))
     assert not compiled
 
 

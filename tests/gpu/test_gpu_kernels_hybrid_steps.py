@@ -105,7 +105,7 @@ class World:
         self.expected = load_oracle(checkpoint)(torch.tensor(self.ids)).logits
 
     def row(self, batch_slot: int, sequence: int, start: int, stop: int) -> Row:
-        """Returns a row that computes a part of a sequence over pages of its batch slot."""
+        """Returns a row that computes a part of a sequence over its pages, which all slots share."""
         n_pages = -(-N_TOKENS // PAGE_SIZE)
         return Row(
             batch_slot=batch_slot,
@@ -114,7 +114,7 @@ class World:
             tokens=tokens_of(self.ids[sequence][start:stop]),
             write_start=start,
             table_start=0,
-            table_pages=tuple(range(batch_slot * n_pages, (batch_slot + 1) * n_pages)),
+            table_pages=tuple(range(sequence * n_pages, (sequence + 1) * n_pages)),
             sampling=GREEDY,
         )
 
@@ -164,8 +164,9 @@ def test_states_go_on_through_prompts_answers_and_the_tree(tmp_path: Path) -> No
     world.run((0, 0, 102, 103), n_decode=1, state_saves=(StateSave(0, 103, 0),))
     with pytest.raises(InvariantError, match="slot 5 starts at position 64"):
         world.run((5, 0, 64, 100))
-    # Hits: from the state of an answer, of a place within a row, and of the place where a row began.
-    world.run((2, 0, 0, 103), (5, 1, 0, 128))  # K and V in these slots' pages
+    # Hits: from the state of an answer, of a place within a row, and of the place where a row began. The slots have
+    # had others' states, or none.
+    world.run((2, 1, 0, 20))
     world.run(
         (2, 0, 103, 104),
         (5, 1, 128, 140),
@@ -173,5 +174,4 @@ def test_states_go_on_through_prompts_answers_and_the_tree(tmp_path: Path) -> No
         state_loads=(StateLoad(0, 2), StateLoad(1, 5)),
         state_saves=(StateSave(5, 128, 0),),
     )
-    world.run((5, 1, 0, 64))
-    world.run((5, 1, 64, 120), state_loads=(StateLoad(2, 5),))
+    world.run((4, 1, 64, 80), (3, 1, 128, 129), state_loads=(StateLoad(2, 4), StateLoad(0, 3)))

@@ -93,8 +93,7 @@ def test_a_layer_of_model_size_follows_the_rule() -> None:
     ("name", "settings", "noise"),
     [
         *((name, {}, NOISE) for name in MODELS),
-        ("qwen3.5", {"page_size": 64}, NOISE),
-        ("qwen3.5", {"enforce_eager": True}, NOISE),
+        ("qwen3.5", {"page_size": 64, "enforce_eager": True}, NOISE),
         ("qwen3.5", {"quantization": "fp8"}, 40.0),
     ],
 )

@@ -109,13 +109,18 @@ class Weights:
 
     @property
     def _dense_suffixes(self) -> tuple[str, ...]:
-        """Ends of the names of matrices whose rows are sorted in memory, so that they are not kept quantized."""
+        """Ends of the names of matrices that are not kept quantized.
+
+        The rows of some are sorted in memory. The inputs of delta nets have projections to single values, which the
+        files keep in 16 bits, and which decide how long a state lasts: they are not rounded here either.
+        """
         config, names = self.config, self.config.names
         suffixes: tuple[str, ...] = ()
         if config.has_output_gate:
             projections = names.query, names.key, names.value
             suffixes += tuple(f"{name.rpartition('{layer}')[2]}.weight" for name in projections)
-        if config.delta_nets is not None and (config.delta_nets.is_fused or isinstance(self.kept, Int4Groups)):
+        nets = config.delta_nets
+        if nets is not None and (nets.is_fused or self.quantized is None or isinstance(self.kept, Int4Groups)):
             suffixes += tuple(f".in_proj_{part}.weight" for part in ("qkvz", "ba", "qkv", "z", "b", "a"))
         return suffixes
 
