@@ -10,7 +10,7 @@ The same run times the model's matrix products alone (``roof.py``), so that runs
 compared: `adjusted` is the time on a machine whose products are as fast as where the peers ran. From the engine's
 counters, `cache %` is the share of tree and pool work in step time, and `mgmt %` is the scheduler's time, including
 that work, as a share of the device's time in attention. The products are not timed for a mixture of experts, whose
-products depend on the tokens.
+products depend on the tokens, for gated delta nets, and for several GPUs.
 
     python bench/engine.py --output-file bench/results/engine.jsonl
     python bench/engine.py --workloads decode,agents --cache off
@@ -68,7 +68,8 @@ def main() -> None:
     if arguments.device == "cuda":
         torch.cuda.synchronize()  # counts the CUDA context as the engine's start, unlike the products
     begun = time.perf_counter()
-    gemm_ms = measure_products(config, arguments.device)
+    n_ranks = arguments.settings.get("tensor_parallel_size", 1)
+    gemm_ms = measure_products(config, arguments.device) if n_ranks == 1 else {}
     roof_s = time.perf_counter() - begun
     print(f"GEMM alone: {json.dumps(gemm_ms)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -168,8 +169,8 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_products(config: Config, device: str) -> dict[str, float]:
-    """Returns ``roof.measure`` of a dense model, and nothing of a mixture of experts."""
-    return {} if "num_experts" in config else measure(config, device)
+    """Returns ``roof.measure`` of a dense model with attention in all layers, and nothing of others."""
+    return {} if {"num_experts", "linear_num_key_heads"} & config.keys() else measure(config, device)
 
 
 def select_workloads(text: str, known: Workloads) -> list[str]:

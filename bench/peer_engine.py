@@ -2,9 +2,9 @@
 
 Model, prompts, phases, warm-up and clock are the same: bf16 weights of the shape of ``--model``, token ids as
 prompts, greedy answers of fixed length, and one call of ``generate`` for each phase. The prefix cache is flushed
-before each workload, and the model's matrix products are timed alone in the same run. Settings not given by
-``--setting`` have the engine's defaults; the values in effect are recorded as `settings`. Appends a JSON line per
-workload to ``--output-file``, with the keys of ``engine.py`` and `engine`.
+before each workload. With one GPU the model's matrix products are timed alone in the same run. Settings not given
+by ``--setting`` have the engine's defaults; the values in effect are recorded as `settings`. Appends a JSON line
+per workload to ``--output-file``, with the keys of ``engine.py`` and `engine`.
 
 Dummy weights are each engine's own. How many experts compute depends on them, so mixtures of experts are compared
 with ``--weights random``: a checkpoint that all engines read, of as many ``--layers`` as the disk holds. Where
@@ -175,7 +175,8 @@ def main() -> None:
     config = config_of(arguments)
     torch.cuda.synchronize()
     begun = time.perf_counter()
-    gemm_ms = measure_products(config, "cuda")
+    n_ranks = arguments.settings.get("tensor_parallel_size", arguments.settings.get("tp_size", 1))
+    gemm_ms = measure_products(config, "cuda") if n_ranks == 1 else {}
     roof_s = time.perf_counter() - begun
     print(f"GEMM alone: {json.dumps(gemm_ms)}", flush=True)
     with open_peer(arguments, config) as peer:

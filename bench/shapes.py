@@ -51,6 +51,14 @@ LLAMA_8B: Config = {
 }
 """Configuration of Llama 3.1 8B."""
 
+LLAMA_70B: Config = LLAMA_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28_672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+"""Configuration of Llama 3.1 70B."""
+
 _QWEN3_SIZES = {
     "0.6B": (28, 1024, 3072, 16),
     "1.7B": (28, 2048, 6144, 16),
@@ -118,16 +126,47 @@ LLAMA_8B_INT4: Config = LLAMA_8B | {
 }
 """Configuration of Llama 3.1 8B in AWQ's format."""
 
+QWEN35_9B: Config = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 248_320,
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "partial_rotary_factor": 0.25,
+    "max_position_embeddings": 262_144,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000.0, "partial_rotary_factor": 0.25},
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+"""Configuration of the text part of Qwen3.5 9B, three of whose four layers are gated delta nets."""
+
 MODELS: dict[str, Config] = {
     "llama-8b": LLAMA_8B,
     "llama-8b-int4": LLAMA_8B_INT4,
+    "llama-70b": LLAMA_70B,
     "qwen3-30b-a3b": QWEN3_30B_A3B,
+    "qwen3.5-9b": QWEN35_9B,
 }
 """Configurations by the name that ``--model`` of benchmarks takes."""
 LABELS = {
     "llama-8b": "llama-3.1-8b",
     "llama-8b-int4": "llama-3.1-8b in 4 bits",
+    "llama-70b": "llama-3.1-70b",
     "qwen3-30b-a3b": "qwen3-30b-a3b",
+    "qwen3.5-9b": "qwen3.5-9b",
 }
 """Models as result lines name them."""
 

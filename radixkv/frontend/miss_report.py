@@ -75,7 +75,7 @@ def place_text(place: MissesAtPlace, counts: MissCounts, tokenizer: Tokenizer | 
         case "other_namespace":
             what = f"{who} are cached under another cache_salt, which is not shared"
         case "no_state":
-            what = f"{who} follow the nearest state of the model's recurrent layers"
+            what = f"{who} follow the nearest state of the model's recurrent layers or windows"
         case "not_read":
             what = f"{who} are not looked up, as the requests ask"
         case "evicted_or_never_seen" if place.has_place:

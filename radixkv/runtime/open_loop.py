@@ -13,6 +13,7 @@ from radixkv.errors import UnsupportedFeature
 from radixkv.processes.cores import n_cores
 from radixkv.runtime.assemble import assemble_loop, open_scheduler, page_quotas
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.device.factory import look_at_machine, resolve_config
 from radixkv.runtime.device.ranks.open import open_ranks
 from radixkv.runtime.device.resolved_config import ResolvedConfig
@@ -26,6 +27,7 @@ from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.vocabulary import read_vocabulary
 from radixkv.settings.config import EngineConfig
 from radixkv.tree.eviction_policies import open_eviction_policy
+from radixkv.tree.states import BLOCK_TOKENS
 from radixkv.wire.messages import Submit
 
 logger = logging.getLogger(__name__)
@@ -92,6 +94,9 @@ def open_loop(
             on_failure.callback(objects.close)
         executor = open_device(resolved, checkpoint, times)
         on_failure.callback(executor.close)
+        pool, n_states = executor.window_pool, executor.n_states
+        if pool is not None:
+            n_states = pool.n_slabs + pool.n_window_slabs  # a tail has its last page alone
         cache = make_cache(
             executor.n_pages,
             resolved.device_settings.page_size,
@@ -99,7 +104,9 @@ def open_loop(
             window=executor.window,
             policy=open_eviction_policy(config.cache.eviction_policy, config.cache.ghost_capacity),
             page_quotas=page_quotas(config.tenants),
-            n_states=executor.n_states,
+            n_states=n_states,
+            state_block_tokens=BLOCK_TOKENS if pool is None else resolved.device_settings.page_size,
+            window_pages=None if pool is None else WindowPages.of(pool, resolved.device_settings.page_size),
         )
         host_tier = None
         if (host_bytes := config.cache.host_memory_bytes) is not None:
@@ -124,10 +131,11 @@ def open_loop(
         )
         drafts, states, more_branches = None, None, tuple[RequestBranch, ...]()
         speculative = config.scheduler.speculative_config
-        if executor.n_states is not None:
+        if n_states is not None:
             from radixkv.runtime.states.tree_states import TreeStates
 
             states = TreeStates(cache, checkpoint.eos_token_ids)
+        if executor.n_states is not None:
             more_branches = (RequestBranch(_has_several_beams, _refuse_beams),)
         elif speculative is not None and config.model.task == "generate":
             from radixkv.runtime.drafts.open import open_drafts

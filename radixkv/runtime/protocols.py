@@ -344,9 +344,9 @@ class Drafts:
 
 
 class States:
-    """The states of recurrent layers in the tree: which of them a step keeps, and what its rows go on from.
+    """The states in the tree, of recurrent layers or of windows: which of them are kept, and what rows go on from.
 
-    This class is the protocol and its default, for a model without such layers. O(1) each.
+    This class is the protocol and its default, for a model that needs none. O(1) each.
     """
 
     block_tokens = 1
@@ -378,6 +378,10 @@ class States:
             plan: of the step.
             are_right: [rows], whether what a row has computed can be used.
         """
+
+    def ended(self, request: Request) -> None:
+        """Takes note that a request ends with the result that was taken last. Its computed pages are committed, and
+        it still has all of them."""
 
     def undo(self) -> None:
         """Takes note that all launched steps have failed."""

@@ -290,6 +290,7 @@ class Request:
             drafts: guesses of the tokens that follow, little-endian int32; none unless all tokens are known.
         """
         blocks, n_known = self.blocks, self.n_known
+        window_start, window_pages = (0, ()) if blocks.window is None else blocks.window.take_news()
         n_drafts = len(drafts) // TOKEN_BYTES
         is_last = end == n_known + self.n_output_placeholders
         samples = is_last and self.pooling is None
@@ -305,6 +306,8 @@ class Request:
             scoring=None if self.prompt_scoring is None else self.prompt_scoring.of_row(self, start, end),
             n_drafts=n_drafts,
             pooling=self.pooling if is_last else None,
+            window_start=window_start,
+            window_pages=window_pages,
         )
         blocks.n_on_device = len(blocks.pages)
         if start < self.n_prompt:

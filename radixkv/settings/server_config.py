@@ -157,14 +157,15 @@ class ServerConfig:
     )
     tool_call_parser: str | None = setting(
         None,
-        "format of tool calls: hermes, llama3_json, mistral, qwen3_coder, an alias of vLLM or SGLang, or none "
-        "(default: what the checkpoint or its chat template shows)",
+        "format of tool calls: hermes, gemma4, llama3_json, mistral, qwen3_coder, an alias of vLLM or SGLang, or "
+        "none (default: what the checkpoint or its chat template shows)",
         text("a name"),
         "NAME",
     )
     reasoning_parser: str | None = setting(
         None,
-        "format of reasoning: qwen3, deepseek_r1 or none (default: what the checkpoint or its chat template shows)",
+        "format of reasoning: qwen3, deepseek_r1, gemma4 or none (default: what the checkpoint or its chat "
+        "template shows)",
         text("a name"),
         "NAME",
     )

@@ -36,8 +36,8 @@ class Explanation(NamedTuple):
     - ``never_seen``: no cached page continues the match, and the next page was never cached; or it was dropped on
       request, which ``PageHistory`` calls dropped.
     - ``evicted_or_never_seen``: ``PageHistory`` may have forgotten the next page.
-    - ``no_state``: more match, but without a state of recurrent layers to go on from, and more than a block. Fewer
-      are lost at the end of any match, because states are kept at multiples of a block.
+    - ``no_state``: more than a block match beyond, but without a state of recurrent layers, or a window tail, to go
+      on from. Fewer are lost at the end of any match, because states are kept at multiples of a block.
     """
     n_tokens: int
     """Length of the match in tokens, in whole pages."""

@@ -77,7 +77,7 @@ class Node:
     digests: array[int] | None = None
     """Chained digests of the leading pages, computed on demand; in a root, the digest of its namespace."""
     state: State | None = None
-    """That of the model's recurrent layers after the last token; None without one, and in every detached node."""
+    """That of the model's other layers after the last token; None without one, and in every detached node."""
 
     def unlink(self) -> None:
         """Drops every reference to other nodes, tokens and pages. O(1)."""
@@ -91,7 +91,9 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class State:
-    """A state of recurrent layers. Read-only outside the tree."""
+    """What layers other than those with full attention need at a position. Read-only outside the tree.
+
+    It is a state of recurrent layers, or a *window tail*: the pages of the window before it."""
 
     slot: int
     """Where the device has it."""
@@ -105,6 +107,8 @@ class State:
     """Whether a finished row with finite values has computed it."""
     n_holds: int = 0
     """Copies that read its slot, and requests that will: it is not evicted meanwhile."""
+    pages: tuple[int, ...] = ()
+    """Of a window tail: its window pages, in token order."""
 
 
 class Lease:

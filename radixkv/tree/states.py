@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from math import lcm
 
@@ -22,8 +22,8 @@ class States:
 
     Such a model cannot use K and V of a prefix without the state after the prefix's last token, and a state cannot
     be cut shorter. A slot is either free or at the end of one node. A state can be found once it is *computed*.
-    From then on it can be evicted while the node's pages stay: first those that nobody has gone on from, then the least
-    recently used, those of retained prefixes last. It leaves the tree with the last of these pages.
+    From then on it can be evicted while the node's pages stay: first those that nobody has gone on from, then the
+    least recently used, those of retained prefixes last. It leaves the tree with the last of these pages.
 
     A state that is copied from another tier has a *reserved* slot before it is at a node.
 
@@ -54,11 +54,19 @@ class States:
         """The slots of copies."""
         self._held: set[State] = set()
         """Those that have left the tree and are held."""
+        self.on_left: Callable[[State], None] = lambda state: None
+        """Is called with each state that leaves the tree, once its slot is free."""
+
+    def __iter__(self) -> Iterator[State]:
+        """Yields all states, computed or not."""
+        yield from self._by_use
+        yield from self._proven
+        yield from self._coming
 
     @property
     def n_free(self) -> int:
         """Slots without a state. O(states that have left)."""
-        self._take_left()
+        self.take_left()
         return len(self._free)
 
     def deepest(self, node: Node, tokens: bytes) -> int:
@@ -190,7 +198,7 @@ class States:
         """Frees the slot of a state. Does nothing if it has left the tree. O(1)."""
         if state.node is not None:
             self._forest.lose_state(state.node)
-            self._take_left()
+            self.take_left()
 
     def check(self) -> None:
         """Checks that each slot is in one place, and each state at its node. O(nodes).
@@ -198,9 +206,9 @@ class States:
         Raises:
             InvariantError: a bug in radixkv.
         """
-        self._take_left()
+        self.take_left()
         computed = self._by_use.keys() | self._proven.keys()
-        states = [*computed, *self._coming]
+        states = list(self)
         slots = sorted([*self._free, *self._reserved, *(state.slot for state in (*states, *self._held))])
         if slots != list(range(self.n_slots)):
             raise InvariantError(
@@ -227,8 +235,12 @@ class States:
             if one.state is not None and end < len(tokens):
                 yield end, one.state
 
-    def _evict(self, *, spares_proven: bool) -> bool:
-        """Frees the slot of the least recently used state, of retained prefixes last. O(1 + retained and held)."""
+    def evict(self, *, spares_proven: bool = False) -> bool:
+        """Frees the slot of the next state to be evicted; False if there is none. O(1 + retained and held states).
+
+        Args:
+            spares_proven: whether those that prompts have gone on from stay.
+        """
         first: State | None = None
         victim: State | None = None
         for state in self._by_use if spares_proven else chain(self._by_use, self._proven):
@@ -263,11 +275,11 @@ class States:
         return node.state
 
     def _take_slot(self, *, spares_proven: bool = False) -> int | None:
-        self._take_left()
-        return self._free.pop() if self._free or self._evict(spares_proven=spares_proven) else None
+        self.take_left()
+        return self._free.pop() if self._free or self.evict(spares_proven=spares_proven) else None
 
-    def _take_left(self) -> None:
-        """Frees the slots of states that have left the tree with their nodes' pages."""
+    def take_left(self) -> None:
+        """Frees the slots of states that have left the tree with their nodes' pages. O(states that have left)."""
         for state in self._forest.left_states:
             self._by_use.pop(state, None)
             self._proven.pop(state, None)
@@ -276,4 +288,5 @@ class States:
                 self._held.add(state)
             else:
                 self._free.append(state.slot)
+            self.on_left(state)
         self._forest.left_states.clear()

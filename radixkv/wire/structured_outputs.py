@@ -15,7 +15,10 @@ MAX_SPECIFICATION_BYTES = 1 << 18
 
 SPECIAL_MARKS = frozenset(
     f"<{name}>"
-    for name in ("think", "/think", "|start|", "|channel|", "|constrain|", "|message|", "|end|", "|call|")
+    for name in (
+        *("think", "/think", "|channel", "channel|"),
+        *("|start|", "|channel|", "|constrain|", "|message|", "|end|", "|call|"),
+    )
 )
 """Special tokens that structural tags may name by their ids. No other format allows a special token."""
 

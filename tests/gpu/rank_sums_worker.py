@@ -22,7 +22,7 @@ def compare_sums(rank: int, n_ranks: int, store: Path) -> list[str]:
     from radixkv.runtime.device.ops.cuda.layers import RMSNorm
     from radixkv.runtime.device.weights.shards import Shard
 
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
     collectives = CudaCollectives(rank, n_ranks)
     collectives.allocate(512, HIDDEN, 300 * Shard(rank, n_ranks).head(VOCAB).size, 33, torch.bfloat16)
     collectives.connect(store, 60.0)

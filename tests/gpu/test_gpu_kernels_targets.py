@@ -22,11 +22,24 @@ from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Varia
 from radixkv.runtime.device.attention.cuda.triton_prefill import choose_prefill_tile
 from radixkv.runtime.device.kv_dtype import FP8_MAX
 from radixkv.runtime.device.machine import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
+from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.ops.cuda import expert_routing as routing
-from radixkv.runtime.device.ops.cuda import fp8_linear, int4_linear, int4_product, linear, norm, rotary
+from radixkv.runtime.device.ops.cuda import (
+    fp8_linear,
+    int4_linear,
+    int4_product,
+    linear,
+    norm,
+    partial_rotary,
+    rotary,
+)
 from radixkv.runtime.device.ops.cuda import gated_linear as gated
 from radixkv.runtime.device.ops.cuda import grouped_linear as grouped
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
+from radixkv.runtime.device.ops.cuda.delta_net import blocks as delta_blocks
+from radixkv.runtime.device.ops.cuda.delta_net import convolution, gated_norm
+from radixkv.runtime.device.ops.cuda.delta_net import scan as delta_scan
+from radixkv.runtime.device.ops.cuda.delta_net import step as delta_step
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
 from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix
 
@@ -383,6 +396,8 @@ def test_storing_k_and_v_of_8_bits_compiles(target: int) -> None:
     aligned = {*kinds} - {"eps", "k_scale", "v_scale"}
     taken = shared_bytes(rotary._rotate_and_store, target, kinds, constants, aligned=aligned, num_warps=4)
     assert taken <= SHARED_BYTES[target]
+    kernel, constants = partial_rotary.rotate_part_and_store, constants | {"ROTARY_DIM": 32, "ADDS_ONE": True}
+    assert shared_bytes(kernel, target, kinds, constants, aligned=aligned, num_warps=4) <= SHARED_BYTES[target]
 
 
 @pytest.mark.parametrize("group", [BLOCK, 4096])
@@ -395,3 +410,36 @@ def test_norms_in_fp8_fit(target: int, group: int) -> None:
         norm._norm, target, kinds, constants, aligned={*kinds} - {"eps", "group_stride"}, num_warps=8
     )
     assert taken <= SHARED_BYTES[target]
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(128, 128), (256, 256), (16, 16)])
+def test_gated_delta_nets_fit(key_dim: int, value_dim: int, target: int) -> None:
+    activations = ("x", "convolved", "projected", "inputs", "weight", "gate", "known", "written", "scores", "out")
+    kinds = dict.fromkeys(activations, "*bf16") | dict.fromkeys(("log_decay", "decay_bias"), "*fp32")
+    kinds |= dict.fromkeys(("decays", "memory"), "*fp32") | {"eps": "fp32"}
+    kinds |= dict.fromkeys(("batch_slots", "starts", "rows", "blocks"), "*i32")
+    kinds |= dict.fromkeys(("x_stride", "projected_stride", "gate_stride", "n_batch_slots"), "i32")
+    unaligned = {"eps", "batch_slots", "starts", "rows", "blocks", "n_batch_slots"}
+    config = DeltaNetConfig(frozenset(), 16, 32, key_dim, value_dim, 4)
+    sizes = {"N_KEYS": 16, "N_HEADS": 32, "KEY_DIM": key_dim, "VALUE_DIM": value_dim, "CHANNELS": config.n_channels}
+    sizes |= {"TAPS": 4, "DIM": max(key_dim, value_dim), "SIZE": value_dim, "HEADS": 2048 // value_dim}
+    columns = min(delta_scan.COLUMNS, value_dim)
+    for kernel, constants, options in (
+        (convolution._convolve_tokens, {}, {"num_warps": 1}),
+        (convolution._convolve_blocks, {"BLOCK": 64}, {"num_warps": 8}),
+        (convolution._keep_inputs, {"BLOCK": 512}, {"num_warps": 4}),
+        (delta_blocks._compute_blocks, {"BLOCK": 64}, {"num_warps": 8}),
+        (
+            delta_scan._scan,
+            {"BLOCK": 64, "COLUMNS": columns},
+            {"num_warps": 4, "num_stages": delta_scan.scan_stages(config)},
+        ),
+        (delta_step._step, {"COLUMNS": columns}, {"num_warps": 4}),
+        (gated_norm._gated_norm, {}, {"num_warps": 4}),
+    ):
+        names = kernel.function.arg_names
+        values = {name: value for name, value in (sizes | constants).items() if name in names}
+        aligned = {*names} & {*kinds} - unaligned
+        taken = shared_bytes(kernel, target, kinds, values, aligned=aligned, **options)
+        assert taken <= SHARED_BYTES[target], kernel.function

@@ -17,10 +17,10 @@ END = 2
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen3.5", pytest.param("nemotron-h", marks=pytest.mark.nightly)])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
-    save_checkpoint(folder, **{**HYBRIDS["qwen3.5"], "eos_token_id": END})
+    save_checkpoint(folder, **{**HYBRIDS[request.param], "eos_token_id": END})
     return folder
 
 

@@ -74,7 +74,7 @@ def keep_the_states_of_rows_that_went_wrong(patch: Patch) -> None:
 def keep_the_states_of_failed_steps(patch: Patch) -> None:
     def mutant(self: TreeStates) -> None:
         for states in self._launched.values():
-            for state in states:
+            for _, state in states:
                 self._states.computed(state)
         self._launched.clear()
 
@@ -129,13 +129,13 @@ def move_the_state_at_a_split(patch: Patch) -> None:
 
 
 def replace_a_state_while_it_is_computed(patch: Patch) -> None:
-    def mutant(self: States, *, spares_proven: bool) -> bool:
+    def mutant(self: States, *, spares_proven: bool = False) -> bool:
         victim = next(iter([*self._by_use, *self._coming]), None)
         if victim is not None:
             self.drop(victim)
         return victim is not None
 
-    patch.setattr(States, "_evict", mutant)
+    patch.setattr(States, "evict", mutant)
 
 
 def load_a_state_again(patch: Patch) -> None:

@@ -8,6 +8,7 @@ from support.engine_machine import (
     CopyingEngineMachine,
     DiskEngineMachine,
     EngineMachine,
+    MixedEngineMachine,
     RecurrentEngineMachine,
     TenantEngineMachine,
     WindowedEngineMachine,
@@ -30,3 +31,6 @@ TestRecurrentEngineMachine = RecurrentEngineMachine.TestCase
 
 WindowedEngineMachine.TestCase.settings = examples(150, stateful_step_count=50)
 TestWindowedEngineMachine = WindowedEngineMachine.TestCase
+
+MixedEngineMachine.TestCase.settings = examples(150, stateful_step_count=50)
+TestMixedEngineMachine = MixedEngineMachine.TestCase

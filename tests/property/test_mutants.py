@@ -22,6 +22,7 @@ from mutants_of_states import OF_STATES
 from mutants_of_tenants import OF_TENANTS
 from mutants_of_tiers import OF_DISK, OF_TIERS
 from mutants_of_verbs import OF_VERBS
+from mutants_of_window_pages import OF_WINDOW_PAGES
 from mutants_of_windows import OF_WINDOWS
 
 from radixkv.errors import InvariantError
@@ -29,6 +30,7 @@ from support.engine_machine import (
     CopyingEngineMachine,
     DiskEngineMachine,
     EngineMachine,
+    MixedEngineMachine,
     RecurrentEngineMachine,
     TenantEngineMachine,
     TieredEngineMachine,
@@ -51,6 +53,7 @@ OTHERS = (
     + OF_PARTIAL_PAGES
     + OF_WINDOWS
     + OF_STATES
+    + OF_WINDOW_PAGES
     + OF_TENANTS
     + OF_TIERS
     + OF_DISK
@@ -111,6 +114,12 @@ def test_a_mutant_of_the_pages_behind_windows_is_found(mutant: Mutant, monkeypat
 @pytest.mark.parametrize("mutant", OF_STATES, ids=lambda mutant: mutant.__name__)
 def test_a_mutant_of_the_states_of_recurrent_layers_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     check_that_it_is_found(mutant, monkeypatch, RecurrentEngineMachine)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", OF_WINDOW_PAGES, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_of_window_pages_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
+    check_that_it_is_found(mutant, monkeypatch, MixedEngineMachine)
 
 
 @pytest.mark.nightly

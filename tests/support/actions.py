@@ -73,6 +73,9 @@ class Actions:
         shares: bool = True,
         window: int | None = None,
         n_states: int | None = None,
+        mixed_window: int | None = None,
+        pages_per_slab: int = 2,
+        max_tail_pages: int = 1000,
         n_slots: int = 0,
         has_disk: bool = False,
         write_policy: WritePolicy = "through",
@@ -90,6 +93,9 @@ class Actions:
             shares=shares,
             window=window,
             n_states=n_states,
+            mixed_window=mixed_window,
+            pages_per_slab=pages_per_slab,
+            max_tail_pages=max_tail_pages,
             n_slots=n_slots if shares else 0,
             has_disk=has_disk,
             write_policy=write_policy,
@@ -228,6 +234,7 @@ class Actions:
     def _evict(self, cache: PageCache, n_pages: int) -> None:
         n_pages = min(cache.n_free + n_pages, cache.n_available_to(Namespace()))
         blocks = cache.open(Namespace(), b"", bypasses_tree=True)
+        blocks.window = None  # other pages alone
         assert cache.reserve(blocks, n_pages)
         cache.close(blocks)
         self.engine.check_invariants()

@@ -172,4 +172,55 @@ QWEN_3_5 = """\
     {{- '<think>\\n\\n</think>\\n\\n' if is_off else '<think>\\n' }}
 {%- endif %}"""
 
-TEMPLATES = {"chatml": CHATML, "llama 3": LLAMA_3, "mistral": MISTRAL, "qwen 3": QWEN_3, "qwen 3.5": QWEN_3_5}
+GEMMA_4 = """\
+{%- macro shown(value) -%}
+    {%- if value is string -%}{{ '<|"|>' + value + '<|"|>' }}
+    {%- elif value is boolean -%}{{ 'true' if value else 'false' }}
+    {%- elif value is mapping -%}
+        {{- '{' -}}{%- for key, one in value | dictsort -%}{{ key }}:{{ shown(one) }}{{ '' if loop.last else ',' }}
+        {%- endfor -%}{{- '}' -}}
+    {%- elif value is sequence -%}
+        {{- '[' -}}{%- for one in value -%}{{ shown(one) }}{{ '' if loop.last else ',' }}{%- endfor -%}{{- ']' -}}
+    {%- else -%}{{ value }}{%- endif -%}
+{%- endmacro -%}
+{%- set turn = namespace(is_open=false) -%}
+{{- bos_token -}}
+{%- set has_system = messages[0].role == 'system' -%}
+{%- if enable_thinking or tools or has_system -%}
+    {{- '<|turn>system\\n' + ('<|think|>\\n' if enable_thinking else '') -}}
+    {{- (messages[0].content | trim) if has_system else '' -}}
+    {%- for tool in tools or [] -%}
+        {{- '<|tool>declaration:' + tool.function.name + shown(tool.function.parameters or {}) + '<tool|>' -}}
+    {%- endfor -%}
+    {{- '<turn|>\\n' -}}
+{%- endif -%}
+{%- for message in (messages[1:] if has_system else messages) -%}
+    {%- set role = 'model' if message.role == 'assistant' else message.role -%}
+    {%- if message.role == 'tool' -%}
+        {{- '<|tool_response>response:' + message.name | default('tool') + '{value:' -}}
+        {{- shown(message.content) + '}<tool_response|>' -}}
+    {%- else -%}
+        {{- '' if turn.is_open else '<|turn>' + role + '\\n' -}}
+        {%- if message.reasoning_content and message.tool_calls -%}
+            {{- '<|channel>thought\\n' + message.reasoning_content + '\\n<channel|>' -}}
+        {%- endif -%}
+        {%- for call in message.tool_calls or [] -%}
+            {{- '<|tool_call>call:' + call.function.name + shown(call.function.arguments) + '<tool_call|>' -}}
+        {%- endfor -%}
+        {{- message.content or '' -}}
+        {%- set turn.is_open = role == 'model' and message.tool_calls -%}
+        {{- '' if turn.is_open else '<turn|>\\n' -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and not turn.is_open -%}
+    {{- '<|turn>model\\n' + ('' if enable_thinking else '<|channel>thought\\n<channel|>') -}}
+{%- endif -%}"""
+
+TEMPLATES = {
+    "chatml": CHATML,
+    "llama 3": LLAMA_3,
+    "mistral": MISTRAL,
+    "qwen 3": QWEN_3,
+    "qwen 3.5": QWEN_3_5,
+    "gemma 4": GEMMA_4,
+}

@@ -46,7 +46,7 @@ def save_llama(path: Path, **changes: Any) -> None:
 def save_checkpoint(path: Path, *, model_type: str = "llama", max_shard_size: str = "1GB", **changes: Any) -> None:
     """Saves a checkpoint of any architecture, of the same size; ``changes`` go into its config.
 
-    With a ``vision_config`` among them, the others go into its ``text_config``.
+    With a ``vision_config`` among them, and an ``audio_config``, the others go into its ``text_config``.
 
     Norms and biases are random too: the ones and zeros of a fresh model would hide that two are confused.
     """
@@ -56,19 +56,30 @@ def save_checkpoint(path: Path, *, model_type: str = "llama", max_shard_size: st
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.2)
+            elif name.endswith("e_score_correction_bias"):
+                buffer.normal_(-0.5, 0.5)
     model.save_pretrained(path, max_shard_size=max_shard_size)
 
 
-def _model(model_type: str, *, vision_config: dict[str, Any] | None = None, **text: Any) -> PreTrainedModel:
-    """Returns a random model, with vision if its sizes are given."""
+def _model(
+    model_type: str,
+    *,
+    vision_config: dict[str, Any] | None = None,
+    audio_config: dict[str, Any] | None = None,
+    **text: Any,
+) -> PreTrainedModel:
+    """Returns a random model, with vision and hearing if their sizes are given."""
     model: PreTrainedModel
     if vision_config is None:
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **text))
     else:
-        tied = text["tie_word_embeddings"]
-        config = AutoConfig.for_model(
-            model_type, text_config=text, vision_config=dict(vision_config), tie_word_embeddings=tied
-        )
+        parts = {"text_config": text, "vision_config": dict(vision_config)}
+        if audio_config is not None:
+            parts["audio_config"] = dict(audio_config)
+        config = AutoConfig.for_model(model_type, **parts, tie_word_embeddings=text["tie_word_embeddings"])
         model = AutoModelForImageTextToText.from_config(config)
     return model
 

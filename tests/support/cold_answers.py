@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from radixkv.checkpoints import Checkpoint
+from support.checkpoints import VOCAB
 from support.cpu_server import CpuServer, Logits, Output, recorded_logits
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -17,6 +18,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 9,
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
+    },
+    "heads of two shapes": {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 4,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "global_head_dim": 24,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 1,
+        "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": VOCAB,
+        "tie_word_embeddings": True,
     },
 }
 """Settings of ``save_checkpoint``."""

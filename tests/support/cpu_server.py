@@ -17,6 +17,7 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.checkpoints.fingerprint import fingerprint
 from radixkv.runtime.assemble import assemble_loop
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.free_pages import FreeList
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
@@ -57,7 +58,7 @@ def recorded_logits() -> Iterator[Logits]:
         yield recorded
 
 
-class PoisonedPages(list[int]):
+class PoisonedPages(FreeList):
     """A free list with all pages of a device, filled with NaN; fills pages with NaN again when they become free."""
 
     def __init__(self, executor: CpuExecutor) -> None:
@@ -220,9 +221,10 @@ class CpuServer:
         )
 
     def stored(self, tokens: list[int], salt: str = "") -> Tensor:
-        """Returns the cached K and V of a sequence: [2, layers, pages, kv_heads, page_size, dim]."""
+        """Returns the cached K and V of a sequence: [2, 1, pages, values of all layers]."""
         pages = self.cached_pages(tokens, salt)
-        return torch.stack([self.executor.pool.k[:, pages], self.executor.pool.v[:, pages]])
+        parts = [torch.stack([part.k[:, pages], part.v[:, pages]]) for part in self.executor.pool.parts]
+        return torch.cat([part.transpose(1, 2).flatten(2) for part in parts], -1).unsqueeze(1)
 
     def cached_pages(self, tokens: list[int], salt: str = "") -> list[int]:
         """Returns the pages that hold the cached prefix of a sequence, in token order."""
@@ -238,7 +240,7 @@ class CpuServer:
         Restores the pages at the exit.
         """
         pages, source_pages = list(sources), list(sources.values())
-        tensors = (self.executor.pool.k, self.executor.pool.v)
+        tensors = [values for part in self.executor.pool.parts for values in part]
         originals = [tensor[:, pages].clone() for tensor in tensors]
         for tensor in tensors:
             tensor[:, pages] = tensor[:, source_pages]

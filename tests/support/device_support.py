@@ -17,7 +17,7 @@ from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.pack import PackedStep, Packer
@@ -93,6 +93,61 @@ OTHERS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "tie_word_embeddings": True,
         "initializer_range": 0.1,
+    },
+    "gemma4": {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 5,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "global_head_dim": 24,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": 13,
+        "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma4-shared": {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "global_head_dim": 32,
+        "sliding_window": 13,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": VOCAB,
+        "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma4-unified": {
+        "model_type": "gemma4_unified_text",
+        "num_hidden_layers": 4,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "global_head_dim": 24,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": 13,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 1,
+        "use_double_wide_mlp": True,
+        "tie_word_embeddings": True,
+    },
+    "gemma4-moe": {
+        "model_type": "gemma4_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "global_head_dim": 24,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": 13,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 5,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 24,
+        "tie_word_embeddings": True,
     },
     "gpt-oss": {
         "model_type": "gpt_oss",
@@ -183,12 +238,40 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
         **_EXPERTS,
     },
+    "nemotron-h": {
+        "model_type": "nemotron_h",
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "mlp", "linear_attention"]
+        + ["full_attention", "linear_attention"],
+        "ssm_state_size": 8,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 10,
+        "n_groups": 2,
+        "mlp_bias": True,
+    },
+    "nemotron-h-moe": {
+        "model_type": "nemotron_h",
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "ssm_state_size": 8,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 12,
+        "n_groups": 4,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 20,
+        "routed_scaling_factor": 2.5,
+    },
 }
-"""Models with gated delta nets, which keep states in place of K and V."""
+"""Models with gated delta nets or layers of Mamba2, which keep states in place of K and V."""
 CHECKPOINTS = LLAMAS | OTHERS
 """Config changes of small random checkpoints by name, chosen so that each covers other variants."""
 
-INVARIANT = ("grouped", "llama3", "whole", "qwen2", "mixtral", "qwen3-moe-alternating", "gemma3", "gpt-oss", "opt")
+INVARIANT = (
+    *("grouped", "llama3", "whole", "qwen2", "mixtral", "qwen3-moe-alternating", "gemma3", "gpt-oss", "opt"),
+    *("gemma4", "gemma4-shared", "gemma4-moe"),
+)
 """Names of checkpoints that together cover every kind of layer."""
 
 
@@ -236,8 +319,7 @@ class OpenDevice:
             config = weights.config
             self.kv_scales = None if kv_dtype is None else weights.kv_scales()
             self.model = Decoder(weights, CpuOperations(config, 1024), self.kv_scales)
-        n_layers = len(config.attention_layers)
-        page = PageShape(n_layers, config.n_kv_heads, page_size, config.head_dim, kv_dtype or dtype)
+        page = PageLayout.of(config, page_size, kv_dtype or dtype)
         self._states = None if config.delta_nets is None else RecurrentStates(config.delta_nets, 512, 0, dtype)
         self.pool = KVPool(page, n_pages, self._states)
         self.attention = PagedAttention(
@@ -284,9 +366,15 @@ class OpenDevice:
         return list(torch.split(logits, [row.n_tokens for row in rows]))
 
     def stored(self, pages: Sequence[int], n_tokens: int) -> Tensor:
-        """Returns K and V of a sequence's first tokens, [2, layers, kv_heads, tokens, head_dim]."""
-        both = torch.stack([self.pool.k[:, list(pages)], self.pool.v[:, list(pages)]])
-        return both.transpose(2, 3).flatten(3, 4)[:, :, :, :n_tokens].clone()
+        """Returns K and V of a sequence's first tokens, [2, layers, kv_heads, tokens, head_dim].
+
+        Where layers have heads of several shapes, these follow one another, flat.
+        """
+        parts = []
+        for part in self.pool.parts:
+            both = torch.stack([part.k[:, list(pages)], part.v[:, list(pages)]])
+            parts.append(both.transpose(2, 3).flatten(3, 4)[:, :, :, :n_tokens].clone())
+        return parts[0] if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
 
 
 def row_of(

@@ -17,11 +17,14 @@ from radixkv.runtime.assemble import page_quotas
 from radixkv.runtime.beams.group import BeamGroup
 from radixkv.runtime.beams.search import BeamSearch
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.free_pages import FreeList, FreePages, Slabs
+from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.request import GREEDY, Phase, PromptScoring, Request, Update
 from radixkv.runtime.states.tree_states import TreeStates
 from radixkv.runtime.step.plan import RowSampling, StepPlan
+from radixkv.runtime.step.window_pool import max_window_pages
 from radixkv.runtime.structured.masks import fill_masks
 from radixkv.runtime.tiers.host_tier import HostTier
 from radixkv.runtime.tiers.load_cost import LoadCost
@@ -82,7 +85,7 @@ class Ended:
     tokens: list[int]
 
 
-class PoisoningList(list[int]):
+class PoisoningList(FreeList):
     """A free list with all pages of a device. Poisons pages as soon as they become free: the same plan may use them
     again."""
 
@@ -95,6 +98,24 @@ class PoisoningList(list[int]):
         self.device.poison(pages)
         self.extend(pages)
         return self
+
+
+class PoisoningSlabs(Slabs):
+    """Slabs that poison pages and window pages of a device as soon as they become free."""
+
+    def __init__(self, device: FakeDevice, pages_per_slab: int, n_slabs: int, n_window_slabs: int) -> None:
+        super().__init__(pages_per_slab, n_slabs, n_window_slabs)
+        self.device = device
+
+    def __iadd__(self, pages: Iterable[int]) -> PoisoningSlabs:
+        pages = list(pages)
+        self.device.poison(pages)
+        super().__iadd__(pages)
+        return self
+
+    def give_window_back(self, page: int) -> None:
+        self.device.poison_windows([page])
+        super().give_window_back(page)
 
 
 def prompt(n_tokens: int, first: int = 1) -> list[int]:
@@ -121,6 +142,9 @@ class Engine:
         window: positions that a token reads in each layer; None for all.
         n_states: states of recurrent layers that the tree can have; None: there are no such layers. A message ends
             with one of ``MESSAGE_ENDS``.
+        mixed_window: positions that a token reads in some layers, which have window pages, and others read all;
+            None: there are no such layers. Then ``n_pages`` are those of slabs of ``pages_per_slab`` pages, and
+            ``max_tail_pages`` limits the tails.
         state_block_tokens: states are kept at multiples of it and of a page.
         n_slots: slots of the host tier; 0: no host tier.
         has_disk: whether the host tier has a disk tier behind it.
@@ -140,6 +164,9 @@ class Engine:
         shares: bool = True,
         window: int | None = None,
         n_states: int | None = None,
+        mixed_window: int | None = None,
+        pages_per_slab: int = 2,
+        max_tail_pages: int = 1000,
         state_block_tokens: int = 1,
         n_slots: int = 0,
         has_disk: bool = False,
@@ -151,10 +178,19 @@ class Engine:
         finishes_copies: bool = True,
         **settings: Any,
     ) -> None:
+        n_pages -= n_pages % (1 if mixed_window is None else pages_per_slab)
         self.n_pages = n_pages
         self.page_size = page_size
-        self.device = FakeDevice(n_pages, page_size, window=window, n_states=n_states)
-        self.free_pages = PoisoningList(self.device)
+        self.device = FakeDevice(n_pages, page_size, window=window, n_states=n_states, mixed_window=mixed_window)
+        self.device.pages_per_slab = pages_per_slab
+        self.free_pages: FreePages = PoisoningList(self.device)
+        window_pages = None
+        if mixed_window is not None:
+            n_more = max_window_pages(mixed_window, settings.get("max_num_batched_tokens", 64), page_size)
+            slabs = PoisoningSlabs(self.device, pages_per_slab, n_pages // pages_per_slab, n_more)
+            self.free_pages = slabs
+            window_pages = WindowPages(slabs, mixed_window, page_size, max_tail_pages)
+            n_states = slabs.n_slabs + n_more
         self.cache = PageCache(
             n_pages,
             page_size,
@@ -165,6 +201,7 @@ class Engine:
             min_copied_tokens=min_copied_tokens,
             n_states=n_states,
             state_block_tokens=state_block_tokens,
+            window_pages=window_pages,
             free_pages=self.free_pages,
         )
         self.copier = FakeCopier(self.device, n_slots, n_states or 0)
@@ -208,9 +245,7 @@ class Engine:
             "finds_shared_runs": True,
             "min_shared_tokens": 1,
             "drafts": self.drafts,
-            "states": None
-            if n_states is None
-            else TreeStates(self.cache, MESSAGE_ENDS),
+            "states": None if n_states is None else TreeStates(self.cache, MESSAGE_ENDS),
         }
         self.scheduler = make_scheduler(self.cache, **(defaults | settings), clock=lambda: self.now)
         if self.scheduler.limits.splits_drafts:
@@ -337,6 +372,8 @@ class Engine:
                 request = requests[row.batch_slot]
                 self.device.namespaces[row.batch_slot] = request.namespace
                 self.device.planned_tables[plan.step, row.batch_slot] = list(request.blocks.pages)
+                if (window := request.blocks.window) is not None:
+                    self.device.planned_windows[plan.step, row.batch_slot] = window.first, list(window.pages)
                 self.rows[plan.step, row.batch_slot] = request
                 assert request.continuation is None or row.tokens is not None, (
                     "a beam goes on before its group has chosen"

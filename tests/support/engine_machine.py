@@ -298,6 +298,39 @@ class RecurrentEngineMachine(EngineMachine):
         self.actions.add(base, cut, suffix, options, twice=twice)
 
 
+class MixedEngineMachine(EngineMachine):
+    """An engine of a model of which some layers have windows, and pages of their own in the same memory."""
+
+    @initialize(
+        page_size=st.sampled_from((1, 2, 4)),
+        window=st.sampled_from((2, 3, 5, 8)),
+        n_pages=st.sampled_from((18, 24, 40, 60)),
+        pages_per_slab=st.sampled_from((1, 2, 3)),
+        max_tail_pages=st.sampled_from((2, 6, 1000)),
+        shares=st.sampled_from((True, True, True, False)),
+        policy=st.sampled_from(("lpm", "fcfs")),
+    )
+    def start(  # type: ignore[override]
+        self,
+        page_size: int,
+        window: int,
+        n_pages: int,
+        pages_per_slab: int,
+        max_tail_pages: int,
+        shares: bool,
+        policy: str,
+    ) -> None:
+        self.actions = Actions(
+            n_pages,
+            page_size,
+            shares=shares,
+            mixed_window=window,
+            pages_per_slab=pages_per_slab,
+            max_tail_pages=max_tail_pages,
+            policy=policy,
+        )
+
+
 SHARES = ((0.0, 1.0), (0.0, 0.4), (0.25, 0.5), (0.3, 1.0))
 """Floors and caps."""
 

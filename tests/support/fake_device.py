@@ -64,6 +64,11 @@ def chain(namespace: Namespace, tokens: Iterable[int]) -> int:
     return end
 
 
+def link_is_next(previous: int, row: Row, links: Sequence[int]) -> bool:
+    """Returns whether a row's chain goes on from ``previous``; True if the device alone knows its token."""
+    return row.tokens is None or link(previous, unpack(row.tokens)[0]) == links[0]
+
+
 def next_token(
     end: int, seed: int = 0, banned: Container[int] = (), is_allowed: Callable[[int], bool] = lambda _: True
 ) -> int:
@@ -234,12 +239,18 @@ class FakeDevice:
     vocab_size: int = VOCAB_SIZE
     n_states: int | None = None
     """States of a recurrent layer that the tree can have; None: there is no such layer."""
+    window_pool: None = None
+    """The harness makes the slabs."""
     uses_shared_runs: bool = True
     is_asynchronous: bool = True
     max_split_rows: int | None = None
     """Most rows of a step, if drafts are rows too."""
     window: int | None = None
     """Positions that a token reads, at least 2; None for all."""
+    mixed_window: int | None = None
+    """Positions that a token reads in the layers with window pages, at least 2; None: there are none."""
+    pages_per_slab: int = 1
+    """Pages in whose place a window page is."""
     device: str = "fake"
     n_ranks: int = 1
     dtype: str = "none"
@@ -268,6 +279,14 @@ class FakeDevice:
     tables: dict[int, list[int]] = field(default_factory=dict)
     planned_tables: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     """The block table of the row's request, by (step, batch slot); set by the harness."""
+    windows: dict[tuple[int, int], KVValue | str] = field(default_factory=dict)
+    """What window pages hold, as ``kv``."""
+    window_tables: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Window page by batch slot and entry."""
+    planned_windows: dict[tuple[int, int], tuple[int, list[int]]] = field(default_factory=dict)
+    """First entry and window pages of the row's request, by (step, batch slot); set by the harness."""
+    copied_windows: set[tuple[int, int]] = field(default_factory=set)
+    """Slots of window pages that hold a copy, which the fork may overwrite."""
     last_token: dict[int, int | None] = field(default_factory=dict)
     states: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     """By batch slot, the position and the chain's end of a recurrent layer's state; None for NaN."""
@@ -325,6 +344,12 @@ class FakeDevice:
                 self.kv[page, offset] = POISON
                 self.copied_slots.discard((page, offset))
 
+    def poison_windows(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            for offset in range(self.page_size):
+                self.windows[page, offset] = POISON
+                self.copied_windows.discard((page, offset))
+
     def run_next(self) -> None:
         step = self._queue.popleft()
         assert step.is_sampled, "the result of a step without its masks"
@@ -347,6 +372,7 @@ class FakeDevice:
             table += row.table_pages
             planned = self.planned_tables.pop((plan.step, row.batch_slot), table)
             assert table == planned, "the device has another block table than the request"
+        self._take_windows(plan)
         self._check_shared(plan)
         self.non_finite_rows |= {
             (plan.step, row.batch_slot)
@@ -360,7 +386,10 @@ class FakeDevice:
             saves = {save.position: save.slot for save in plan.state_saves if save.batch_slot == row.batch_slot}
             chains.append(self._write(index, row, writer, saves))
             self.computed.append((plan.step, row.batch_slot, row.n_tokens))
+        for row, links in zip(plan.rows, chains, strict=True):
+            self._write_windows(row, links)
         ends = [self._read(index, row, chains[index], writer) for index, row in enumerate(plan.rows)]
+        ends = [end if self._read_windows(row, end) else None for row, end in zip(plan.rows, ends, strict=True)]
         rows: list[tuple[Row, int | None]] = []
         """The sampled positions: the row of each, and the end of its chain."""
         tokens: list[int] = []
@@ -476,6 +505,8 @@ class FakeDevice:
             if draft != chosen[n]:
                 for position in range(row.start + row.n_tokens - row.n_drafts + n, row.start + row.n_tokens):
                     self.kv[self._slot(row, position)] = REJECTED
+                    if self.mixed_window is not None:
+                        self.windows[self._window_slot(row, position)] = REJECTED
                 break
 
     @staticmethod
@@ -542,6 +573,76 @@ class FakeDevice:
         )
         self.nan_slots.discard(row.batch_slot)
         return chain
+
+    def _take_windows(self, plan: StepPlan) -> None:
+        """Copies window pages, and takes the changes of the window block tables."""
+        for source, destination in plan.window_copies:
+            for offset in range(self.page_size):
+                value = self.windows.get((source, offset))
+                assert self.windows.get((destination, offset)) in (None, POISON), "a copy overwrites a live window"
+                if value is not None:
+                    self.windows[destination, offset] = value
+                    self.copied_windows.add((destination, offset))
+        for row in plan.rows if self.mixed_window is not None else ():
+            table = self.window_tables.setdefault(row.batch_slot, {})
+            table |= dict(enumerate(row.window_pages, row.window_start))
+            first, pages = self.planned_windows.pop((plan.step, row.batch_slot), (0, []))
+            known = [table.get(entry) for entry in range(first, first + len(pages))]
+            assert known == pages, "the device has another window block table than the request"
+
+    def _window_slot(self, row: Row, position: int) -> tuple[int, int]:
+        page = self.window_tables[row.batch_slot][position // self.page_size]
+        for other in range(page * self.pages_per_slab, (page + 1) * self.pages_per_slab):
+            for offset in range(self.page_size):
+                assert self.kv.get((other, offset)) in (None, POISON), (
+                    "a window page is in the place of a live page"
+                )
+        return page, position % self.page_size
+
+    def _write_windows(self, row: Row, links: list[int] | None) -> None:
+        """Writes the row's K and V of layers with windows: those of all positions."""
+        if self.mixed_window is None:
+            return
+        previous = None
+        if row.start:
+            before = self.windows.get(self._window_slot(row, row.start - 1))
+            assert before not in (None, POISON, REJECTED), "a row continues a window that was never written"
+            previous = None if isinstance(before, str) or before is None else before.end
+            assert links is None or previous is None or link_is_next(previous, row, links), (
+                "a row continues the window of another prefix"
+            )
+        else:
+            previous = start(self.namespaces[row.batch_slot])
+        for offset in range(row.n_tokens):
+            slot = self._window_slot(row, row.start + offset)
+            may_write = slot in self.copied_windows or self.windows.get(slot) in (None, POISON, REJECTED)
+            assert may_write, f"slot {row.batch_slot} overwrites a live window"
+            self.copied_windows.discard(slot)
+            if links is None or previous is None:
+                self.windows[slot] = NAN
+            else:
+                self.windows[slot] = KVValue(previous, links[offset], len(self.executed))
+                previous = links[offset]
+
+    def _read_windows(self, row: Row, end: int | None) -> bool:
+        """Checks the window pages that a row reads; returns whether all are finite."""
+        if self.mixed_window is None:
+            return True
+        first = max(0, row.start + 1 - self.mixed_window)
+        previous = None if first else start(self.namespaces[row.batch_slot])
+        finite = True
+        for position in range(first, row.start + row.n_tokens):
+            value = self.windows.get(self._window_slot(row, position))
+            assert value is not None, f"slot {row.batch_slot} reads a window at {position}, which was never written"
+            assert value != POISON, f"slot {row.batch_slot} reads a free window page at position {position}"
+            assert value != REJECTED, f"slot {row.batch_slot} reads a rejected draft in a window at {position}"
+            if isinstance(value, str):
+                finite = False
+            elif finite:
+                assert previous in (None, value.previous), f"slot {row.batch_slot} reads another prefix's window"
+                previous = value.end
+        assert not finite or end is None or previous == end, "the window pages do not hold what the row computed"
+        return finite
 
     def _read(
         self, index: int, row: Row, chain: list[int] | None, writer: dict[tuple[int, int], int]

@@ -10,10 +10,9 @@ from torch import Tensor
 
 
 class Pool(Protocol):
-    """K and V, [layers, pages + 1, ...]; the last page stays zero."""
+    """K and V of each layer, [pages + 1, ...]; the last page stays zero."""
 
-    k: Tensor
-    v: Tensor
+    layers: list[tuple[Tensor, Tensor]]
     n_pages: int
 
 
@@ -22,5 +21,6 @@ def poison(pool: Pool, pages: Iterable[int]) -> None:
     for page in pages:
         if not 0 <= page < pool.n_pages:
             raise IndexError(f"page {page} is not between 0 and {pool.n_pages - 1}")
-        pool.k[:, page] = math.nan
-        pool.v[:, page] = math.nan
+        for values in pool.layers:
+            for one in values:
+                one[page] = math.nan

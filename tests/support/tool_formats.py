@@ -36,11 +36,12 @@ SHOWN_BY = {
     "mistral_args": "[TOOL_CALLS]NAME[ARGS]",
     "llama3_json": 'ipython "parameters": ',
     "openai": "<|channel|>commentary to=functions.",
+    "gemma4": "<|tool_call>call:",
 }
 """By format: what its chat template contains."""
 
 
-REASONING_SHOWN_BY = {"openai": "<|channel|>analysis"}
+REASONING_SHOWN_BY = {"openai": "<|channel|>analysis", "gemma4": "<|channel>thought"}
 """By format: what its chat template contains if the model reasons; ``</think>`` for others."""
 
 

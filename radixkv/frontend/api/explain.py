@@ -150,8 +150,8 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
         case "no_state":
             n_matched = explained.n_cached + explained.n_without_state
             why = (
-                f"pages match up to token {n_matched}, and the nearest state of the model's recurrent layers is at "
-                f"{explained.n_cached}"
+                f"pages match up to token {n_matched}, and the nearest state of the model's recurrent layers or "
+                f"windows is at {explained.n_cached}"
             )
         case _ if contents:
             why = "no earlier request continued from there"

@@ -315,7 +315,7 @@ def _state_families(states: StateStats) -> Iterator[Metric]:
 
 
 def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
-    gauges: _Values = {
+    gauges: dict[str, tuple[float | None, str]] = {
         "num_requests_loading": (host.n_loading, "Part of num_requests_waiting: wait for pages of the host tier."),
         "host_slots": (host.n_slots, "Pages that the host tier can hold; grows while its memory is prepared."),
         "host_slots_free": (host.n_slots_free, "Pages that the host tier could take without evicting."),

@@ -35,8 +35,9 @@ _SWITCH = "enable_thinking"
 """The variable of chat templates that switches reasoning on or off."""
 _PROBE = ({"role": "user", "content": "a"},)
 _NO_IDS: Mapping[str, int] = MappingProxyType({})
-_THINK = re.compile(r"</?think>")
-_LAST_THINK = re.compile(r"</?think>\s*\Z")
+_THINK = re.compile(r"</?think>|<\|channel>|<channel\|>")
+"""Marks of reasoning that a chat template may write at the beginning of an answer."""
+_LAST_THINK = re.compile(r"(?:</?think>|<channel\|>)\s*\Z")
 
 
 class AnswerFormat:
@@ -141,7 +142,10 @@ class AnswerFormat:
         if fields.keys() <= {"content", "role"}:
             return None
         headers = _assistant_headers(chat_template)
-        anchors = sorted({anchor for header in headers if (anchor := _THINK.split(header)[0])})
+        anchors = sorted(
+            {anchor for header in headers if (anchor := _THINK.split(header)[0])}
+            | set(() if tool_format is None else tool_format.anchors)
+        )
         anchor = {} if own is not None else {"start_anchor": anchors or _NO_ANCHOR}
         tag = None if tool_format is None else tool_format.tag
         return cls(

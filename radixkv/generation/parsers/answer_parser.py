@@ -11,7 +11,14 @@ from typing import Any, Literal
 from transformers.utils.chat_parsing import ResponseParser, parse_response
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
-from radixkv.generation.parsers.formats import REASONING_FIELDS, TOOL_FIELD, XML_CALLS, XML_OPENING
+from radixkv.generation.parsers.formats import (
+    GEMMA_CALLS,
+    REASONING_FIELDS,
+    TOOL_FIELD,
+    XML_CALLS,
+    XML_OPENING,
+)
+from radixkv.generation.parsers.gemma_calls import GemmaCallReader
 from radixkv.generation.parsers.json_calls import CallPiece, JsonCallReader
 from radixkv.generation.parsers.part_border import PartWriter
 from radixkv.generation.parsers.xml_calls import XmlCallReader
@@ -21,6 +28,7 @@ from radixkv.generation.tools import ToolUse
 _DELIMITERS = ("open", "open_pattern", "close", "close_pattern")
 _ANSWER_START = r"\A"
 """What a pattern begins with that matches only at the start of an answer."""
+_Reader = JsonCallReader | XmlCallReader | GemmaCallReader
 _PLACEHOLDER = re.compile(r"\{(?:content\.)?(\w+)\}")
 
 
@@ -39,6 +47,8 @@ class _Calls:
     is_json: bool
     is_xml: bool
     """Whether calls are Qwen3-Coder's XML, which is read as it arrives."""
+    is_gemma: bool
+    """Whether calls are in Gemma 4's notation, which is read as it arrives."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,7 @@ def compile_template(
     plain = {name: _plain_field(field) for name, field in fields.items()}
     if calls is not None and calls.is_xml:
         plain[TOOL_FIELD]["open_pattern"] = XML_OPENING
-    elif calls is not None and calls.keys is None:
+    elif calls is not None and calls.keys is None and not calls.is_gemma:
         plain[TOOL_FIELD] = _captured_field(fields[TOOL_FIELD])
     finds_reasoning = not fields.keys().isdisjoint(REASONING_FIELDS)
     template = load_response_template({**response_template, "fields": plain})
@@ -95,6 +105,7 @@ def _compile_calls(response_template: Mapping[str, Any], field: Mapping[str, Any
         closing if isinstance(closing, str) else "",
         field.get("content") == "json",
         field == XML_CALLS,
+        field == GEMMA_CALLS,
     )
 
 
@@ -183,7 +194,7 @@ class AnswerParser:
         )
         """Whether the reasoning may still begin, has begun, has ended (perhaps in the prompt) or cannot come: it
         comes before all other parts."""
-        self._reader: JsonCallReader | XmlCallReader | None = None
+        self._reader: _Reader | None = None
         """Reads the region of calls that the text is in."""
         self._is_text = False
         """Whether that region turned out to be text."""
@@ -276,15 +287,17 @@ class AnswerParser:
         else:
             self._close(self._reader, self._calls, is_end=is_end, is_cut=is_cut)
 
-    def _open_reader(self, calls: _Calls) -> JsonCallReader | XmlCallReader | None:
+    def _open_reader(self, calls: _Calls) -> _Reader | None:
         if calls.is_xml:
             return XmlCallReader({tool.name: tool.parameters for tool in self._tools.tools})
+        if calls.is_gemma:
+            return GemmaCallReader()
         if calls.keys is None:
             return None
         # Without a marker of its own, a call is told from other JSON by the function's name.
         return JsonCallReader(*calls.keys, None if calls.opening else self._tools.callable_names)
 
-    def _read(self, reader: JsonCallReader | XmlCallReader, text: str) -> None:
+    def _read(self, reader: _Reader, text: str) -> None:
         if self._is_text:
             self._writer.add_text(TextPart, text)
             return
@@ -294,18 +307,18 @@ class AnswerParser:
         if reader.is_failed:
             self._turn_to_text(reader, is_first=not n_before and not reader.n_calls)
 
-    def _turn_to_text(self, reader: JsonCallReader | XmlCallReader, *, is_first: bool) -> None:
+    def _turn_to_text(self, reader: _Reader, *, is_first: bool) -> None:
         """Gives the unread rest of a region as text."""
         assert self._calls is not None
         self._is_text = True
         self._writer.add_text(TextPart, (self._calls.opening if is_first else "") + reader.unread)
 
-    def _reopen(self, reader: JsonCallReader | XmlCallReader, calls: _Calls) -> None:
+    def _reopen(self, reader: _Reader, calls: _Calls) -> None:
         """Goes on in a region that only seemed to end: the text of its end stands in a string of the arguments."""
         self._parser = ResponseParser(self._template, prefix=calls.opening)
         self._read(reader, calls.closing)
 
-    def _close(self, reader: JsonCallReader | XmlCallReader, calls: _Calls, *, is_end: bool, is_cut: bool) -> None:
+    def _close(self, reader: _Reader, calls: _Calls, *, is_end: bool, is_cut: bool) -> None:
         """Ends a region."""
         for piece in reader.finish(is_closed=not is_cut):
             self._writer.add_call(piece)

@@ -69,6 +69,8 @@ class ToolFormat:
     """Texts of other formats that have the marks, too; a chat template with one of them is not of this format."""
     text_field: Mapping[str, Any] | None = None
     """The field of text, if the model writes marks around that too."""
+    anchors: tuple[str, ...] = ()
+    """Texts at the end of a prompt after which the model goes on with its turn, beside the header of an answer."""
 
     @property
     def fields(self) -> dict[str, Mapping[str, Any]]:
@@ -133,6 +135,12 @@ REASONING_FORMATS = (
         {"open_pattern": r"\A\s{0,64}<think>", "close": "</think>", "content": "text"},
         ReasoningTag("<think>", "</think>"),
     ),
+    ReasoningFormat(
+        ("gemma4",),
+        "<|channel>thought",
+        {"open": "<|channel>thought\n", "close": "<channel|>", "content": "text"},
+        ReasoningTag("<|channel>thought\n", "<channel|>"),
+    ),
 )
 """All formats. Where the marks of several are in a chat template, the first is taken."""
 
@@ -155,6 +163,15 @@ XML_CALLS: Mapping[str, Any] = {
 XML_OPENING = _XML_MARK + r"(?=[^<>\n]{1,256}>)"
 """What begins such a call, before the function's name."""
 
+GEMMA_CALLS: Mapping[str, Any] = {
+    "open": "<|tool_call>",
+    "close": "<tool_call|>",
+    "repeats": True,
+    "content": "text",
+    "transform": "{content}",
+}
+"""Calls in Gemma 4's notation, which ``GemmaCallReader`` reads as they arrive."""
+
 TOOL_FORMATS = (
     ToolFormat(
         "openai",
@@ -172,6 +189,14 @@ TOOL_FORMATS = (
         },
         CallTag("", "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", "", is_parallel=False),
         text_field=_CHANNEL_TEXT,
+    ),
+    ToolFormat(
+        "gemma4",
+        (),
+        ("<|tool_call>call:",),
+        GEMMA_CALLS,
+        None,  # xgrammar has no such style of arguments
+        anchors=("<tool_response|>",),
     ),
     ToolFormat(
         "qwen3_coder",

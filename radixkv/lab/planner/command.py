@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the plan; returns the exit code."""
     _check_flags(args)
     from radixkv.lab.bench.output import check_outputs, open_saver
-    from radixkv.lab.planner.plan import Gpu, check_fits, plan_pool
+    from radixkv.lab.planner.plan import Gpu, StatePlan, check_fits, plan_pool
     from radixkv.lab.planner.report import (
         LABEL_WIDTH,
         hit_rate_lines,
@@ -140,13 +140,15 @@ def run(args: argparse.Namespace) -> int:
     from radixkv.lab.simulator.simulation import Simulation
     from radixkv.runtime.device.cuda.model_size import model_size
     from radixkv.runtime.device.machine import check_page_size
+    from radixkv.runtime.device.model_config.config import DecoderConfig
     from radixkv.runtime.device.resolved_config import with_defaults
 
     check_page_size(args.page_size)
     check_outputs(args.output_file, None)
     checkpoint = _checkpoint(args.model)
     limit = checkpoint.max_position_embeddings
-    resolved = with_defaults(_engine_config(args), "cuda", limit)
+    model = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
+    resolved = with_defaults(_engine_config(args), "cuda", limit, has_states=model.delta_nets is not None)
     settings = resolved.device_settings
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
@@ -155,7 +157,8 @@ def run(args: argparse.Namespace) -> int:
     size = model_size(checkpoint, args.quantization, n_gpus)
     gpu = Gpu(args.gpu_memory, settings.gpu_memory_utilization, args.workspace)
     in_fp8 = None if size.n_quantized_values else model_size(checkpoint, "fp8", n_gpus)
-    check_fits(size, in_fp8, _divided(checkpoint, args.quantization, n_gpus), gpu, args.page_size, request)
+    states = StatePlan.of(size, settings)
+    check_fits(size, in_fp8, _divided(checkpoint, args.quantization, n_gpus), gpu, args.page_size, request, states)
     pools = [
         plan_pool(
             size,
@@ -166,6 +169,7 @@ def run(args: argparse.Namespace) -> int:
             max_model_len=settings.max_model_len,
             n_rows=args.rows,
             host_bytes=resolved.config.cache.host_memory_bytes,
+            states=states,
         )
         for kv_cache_dtype in ("auto", "fp8")
     ]
@@ -176,6 +180,7 @@ def run(args: argparse.Namespace) -> int:
         "architecture": size.config.architecture,
         "n_values": size.n_values,
         "weight_bytes": size.weight_bytes,
+        "states": states._asdict(),
         "quantization": args.quantization,
         "tensor_parallel_size": n_gpus,
         "page_size": args.page_size,
@@ -190,9 +195,9 @@ def run(args: argparse.Namespace) -> int:
     }
     open_saver(args.output_file, "plan")([record])
     name = checkpoint.folder.name if args.model != "tiny" else "tiny"
-    lines = [*model_lines(name, size, settings.max_model_len), request_line(request, args.page_size)]
+    lines = [*model_lines(name, size, settings.max_model_len, states), request_line(request, args.page_size)]
     for pool in pools:
-        lines += ["", *pool_lines(pool, size, gpu, request, args.page_size)]
+        lines += ["", *pool_lines(pool, size, gpu, request, args.page_size, states)]
         print(wrapped("\n".join(lines), LABEL_WIDTH))
         print(scheme_table(pool, request, args.page_size, settings.max_model_len, args.rows))
         lines = []

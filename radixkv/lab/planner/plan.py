@@ -16,12 +16,17 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.copy_threads import count_slots
 from radixkv.runtime.device.memory.cuda.pool_size import RESERVE_BYTES, MemoryUse, plan_pages
 from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.slab_shape import are_mixed, slab_shape
+from radixkv.runtime.device.memory.state_size import count_states
+from radixkv.runtime.step.window_pool import max_window_pages
 from radixkv.tree.node import TOKEN_BYTES
 
 SchemeName = Literal["reserve-maximum", "reserve-power-of-two", "paged", "radix"]
 """The schemes of docs/paging-study.md; ``radix`` is ``paged`` with the shared prefix held once."""
 GIB = 1 << 30
 _GB = 10**9
+_MAX_ROW_TOKENS = 2048
+"""Most tokens of a step on the CPU, on which the slabs for windows only depend."""
 
 
 class RequestShape(NamedTuple):
@@ -94,6 +99,29 @@ class Gpu(NamedTuple):
         return min(int(self.n_bytes * self.utilization), self.n_bytes - RESERVE_BYTES)
 
 
+class StatePlan(NamedTuple):
+    """The states of recurrent layers, which a server allocates beside the pool; those of other models are empty."""
+
+    n_rows: int
+    """Rows that each have states: ``max_num_seqs``."""
+    n_kept: int
+    """States that the prefix cache keeps."""
+    bytes_each: int
+
+    @classmethod
+    def of(cls, size: ModelSize, settings: DeviceSettings) -> StatePlan:
+        """Returns those of a server with these settings. Raises ``ConfigError`` if the cache has room for none."""
+        if size.config.delta_nets is None:
+            return cls(0, 0, 0)
+        n_kept = count_states(size.config.delta_nets, size.dtype, settings)
+        return cls(settings.max_num_seqs, n_kept, size.state_bytes)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all of them."""
+        return (self.n_rows + self.n_kept) * self.bytes_each
+
+
 class SchemePlan(msgspec.Struct, frozen=True):
     """How many rows, and how long ones, a pool holds under a scheme."""
 
@@ -104,6 +132,24 @@ class SchemePlan(msgspec.Struct, frozen=True):
     """Requests that can all be at their end at once."""
     longest_context: int
     """Prompt and answer together, if as many rows run as were asked for, with the same answer and shared prefix."""
+
+
+class WindowPlan(msgspec.Struct, frozen=True):
+    """How many rows a pool holds whose layers with windows have pages of their own (docs/decisions/0069)."""
+
+    window: int
+    """Positions that a token attends to in these layers."""
+    n_layers: int
+    """These layers."""
+    pages_per_slab: int
+    """Pages of the other layers in whose place a window page is."""
+    n_slabs: int
+    n_pages_a_row: int
+    """Pages of the other layers that a row takes at its end."""
+    n_window_pages_a_row: int
+    """Window pages that it takes."""
+    n_rows: int
+    """Requests that can all be at their end at once, none of which shares pages."""
 
 
 class PoolPlan(msgspec.Struct, frozen=True):
@@ -121,6 +167,8 @@ class PoolPlan(msgspec.Struct, frozen=True):
     n_host_slots: int | None
     """Pages in the host tier; None without one."""
     schemes: tuple[SchemePlan, ...]
+    windows: WindowPlan | None = None
+    """The same memory with window pages; None unless some layers have windows, and others none."""
 
     @property
     def n_host_tokens(self) -> int | None:
@@ -138,6 +186,7 @@ def plan_pool(
     max_model_len: int,
     n_rows: int,
     host_bytes: int | None,
+    states: StatePlan,
 ) -> PoolPlan:
     """Returns the pool that a server would have, and what each scheme makes of it.
 
@@ -150,12 +199,13 @@ def plan_pool(
         max_model_len: most tokens of a prompt and an answer together.
         n_rows: rows at once for which the longest context is computed.
         host_bytes: size of the host tier; None: there is none.
+        states: of recurrent layers.
 
     Raises:
         ConfigError: no page fits the pool or the host tier.
     """
     page = size.page(page_size, kv_cache_dtype)
-    memory = MemoryUse(gpu.n_bytes, gpu.n_bytes - size.weight_bytes, gpu.workspace_bytes)
+    memory = MemoryUse(gpu.n_bytes, gpu.n_bytes - size.weight_bytes - states.n_bytes, gpu.workspace_bytes)
     settings = DeviceSettings(
         page_size=page_size,
         max_num_seqs=n_rows,
@@ -169,11 +219,37 @@ def plan_pool(
         value_bytes=page.dtype.itemsize,
         kv_bytes_per_token=page.n_bytes // page_size,
         page_bytes=page.n_bytes,
-        pool_bytes=gpu.usable_bytes - size.weight_bytes - gpu.workspace_bytes,
+        pool_bytes=gpu.usable_bytes - size.weight_bytes - states.n_bytes - gpu.workspace_bytes,
         n_pages=n_pages,
         n_tokens=n_pages * page_size,
         n_host_slots=None if host_bytes is None else count_slots(host_bytes, size.n_page_parts * page.n_bytes),
         schemes=_schemes(n_pages, page_size, request, max_model_len, n_rows),
+        windows=_windows(page, size.config.windows_within(max_model_len), n_pages, request, max_model_len),
+    )
+
+
+def _windows(
+    page: PageShape, windows: tuple[int | None, ...], n_pages: int, request: RequestShape, max_model_len: int
+) -> WindowPlan | None:
+    if not are_mixed(windows):
+        return None
+    shape = slab_shape(page, windows, n_pages, max_row_tokens=_MAX_ROW_TOKENS, max_model_len=max_model_len)
+    if shape is None:
+        return None
+    n_row = -(-request.stored // page.page_size)
+    n_windows = min(n_row, max_window_pages(shape.window, 1, page.page_size))
+    n_slabs = shape.n_slabs + shape.n_window_slabs
+    # A row's pages and window pages, in slabs; those for windows only are of use to the first rows.
+    n_rows = shape.pages_per_slab * n_slabs // (n_row + shape.pages_per_slab * n_windows)
+    n_rows = min(n_rows, shape.n_pages // n_row)
+    return WindowPlan(
+        window=shape.window,
+        n_layers=len(windows) - shape.n_full,
+        pages_per_slab=shape.pages_per_slab,
+        n_slabs=n_slabs,
+        n_pages_a_row=n_row,
+        n_window_pages_a_row=n_windows,
+        n_rows=n_rows,
     )
 
 
@@ -209,6 +285,7 @@ def check_fits(
     gpu: Gpu,
     page_size: int,
     request: RequestShape,
+    states: StatePlan,
 ) -> None:
     """Checks that each GPU holds its part of the model, the workspace and a page.
 
@@ -219,35 +296,36 @@ def check_fits(
         gpu: memory of each GPU.
         page_size: tokens per page.
         request: a typical request, for the memory that is advised.
+        states: of recurrent layers.
 
     Raises:
         ConfigError: the model does not fit. The error says how much memory is missing, and what would fit.
     """
     page = size.page(page_size, "auto")
-    missing = _missing_bytes(size, gpu, page)
+    missing = _missing_bytes(size, gpu, page, states)
     if missing <= 0:
         return
     gpus = "a GPU" if size.n_ranks == 1 else f"{size.n_ranks} GPUs"
-    advice = f"{gpus} of {_sufficient_gb(size, gpu, page, request)} GB would hold it with one request"
-    n_gpus = (one.n_ranks for one in divided if _missing_bytes(one, gpu, one.page(page_size, "auto")) <= 0)
+    advice = f"{gpus} of {_sufficient_gb(size, gpu, page, request, states)} GB would hold it with one request"
+    n_gpus = (one.n_ranks for one in divided if _missing_bytes(one, gpu, one.page(page_size, "auto"), states) <= 0)
     if (n_enough := next(n_gpus, None)) is not None:
         advice = f"{n_enough} of these GPUs hold it (--gpus {n_enough}); {advice}"
     if in_fp8 is not None:
-        fits = _missing_bytes(in_fp8, gpu, page) <= 0
+        fits = _missing_bytes(in_fp8, gpu, page, states) <= 0
         in_gib = f"--quantization fp8 makes the weights {in_fp8.weight_bytes / GIB:.1f} GiB"
-        enough = "which fits" if fits else f"which needs {_sufficient_gb(in_fp8, gpu, page, request)} GB"
+        enough = "which fits" if fits else f"which needs {_sufficient_gb(in_fp8, gpu, page, request, states)} GB"
         advice = f"{in_gib}, {enough}; {advice}"
     on_each = "" if size.n_ranks == 1 else " on each GPU"
-    raise ConfigError(f"{missing / GIB:.1f} GiB are missing{on_each}: {_needs(size, gpu, page)}; {advice}")
+    raise ConfigError(f"{missing / GIB:.1f} GiB are missing{on_each}: {_needs(size, gpu, page, states)}; {advice}")
 
 
-def _missing_bytes(size: ModelSize, gpu: Gpu, page: PageShape) -> int:
-    return max(_served_bytes(size, gpu, page) - gpu.usable_bytes, _loaded_bytes(size) - gpu.n_bytes)
+def _missing_bytes(size: ModelSize, gpu: Gpu, page: PageShape, states: StatePlan) -> int:
+    return max(_served_bytes(size, gpu, page, states) - gpu.usable_bytes, _loaded_bytes(size) - gpu.n_bytes)
 
 
-def _served_bytes(size: ModelSize, gpu: Gpu, page: PageShape) -> int:
-    """Returns the bytes of weights, workspace, and one page beside the one that pads."""
-    return size.weight_bytes + gpu.workspace_bytes + 2 * page.n_bytes
+def _served_bytes(size: ModelSize, gpu: Gpu, page: PageShape, states: StatePlan) -> int:
+    """Returns the bytes of weights, states, workspace, and one page beside the one that pads."""
+    return size.weight_bytes + states.n_bytes + gpu.workspace_bytes + 2 * page.n_bytes
 
 
 def _loaded_bytes(size: ModelSize) -> int:
@@ -255,10 +333,12 @@ def _loaded_bytes(size: ModelSize) -> int:
     return size.weight_bytes + size.loading_bytes
 
 
-def _needs(size: ModelSize, gpu: Gpu, page: PageShape) -> str:
+def _needs(size: ModelSize, gpu: Gpu, page: PageShape, states: StatePlan) -> str:
     weights = f"the weights take {size.weight_bytes / GIB:.1f} GiB"
-    if _served_bytes(size, gpu, page) - gpu.usable_bytes < _loaded_bytes(size) - gpu.n_bytes:
+    if _served_bytes(size, gpu, page, states) - gpu.usable_bytes < _loaded_bytes(size) - gpu.n_bytes:
         return f"{weights} and converting them {size.loading_bytes / GIB:.1f}, and the GPU has {_size(gpu.n_bytes)}"
+    if states.n_bytes:
+        weights += f", the states {states.n_bytes / GIB:.1f}"
     return (
         f"{weights} and the workspace {gpu.workspace_bytes / GIB:.1f}, and {gpu.utilization:g} of "
         f"{_size(gpu.n_bytes)} is {gpu.usable_bytes / GIB:.1f} GiB"
@@ -269,9 +349,9 @@ def _size(n_bytes: int) -> str:
     return f"{n_bytes / _GB:g} GB ({n_bytes / GIB:.1f} GiB)"
 
 
-def _sufficient_gb(size: ModelSize, gpu: Gpu, page: PageShape, request: RequestShape) -> int:
+def _sufficient_gb(size: ModelSize, gpu: Gpu, page: PageShape, request: RequestShape, states: StatePlan) -> int:
     """Returns whole gigabytes of GPU memory that hold the model and one request."""
     n_pages = -(-request.stored // page.page_size) + 1
-    used = size.weight_bytes + gpu.workspace_bytes + n_pages * page.n_bytes
+    used = size.weight_bytes + states.n_bytes + gpu.workspace_bytes + n_pages * page.n_bytes
     needed = max(used / gpu.utilization, used + RESERVE_BYTES, _loaded_bytes(size))
     return -int(-needed // _GB)

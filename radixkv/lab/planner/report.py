@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from radixkv.lab.bench.formatting import format_tokens, plural
-from radixkv.lab.planner.plan import GIB, Gpu, PoolPlan, RequestShape, SchemePlan
+from radixkv.lab.planner.plan import GIB, Gpu, PoolPlan, RequestShape, SchemePlan, StatePlan, WindowPlan
 from radixkv.lab.simulator.simulation import Result
 from radixkv.lab.studies.paging.allocators import next_power_of_two
 from radixkv.runtime.device.cuda.model_size import ModelSize
@@ -17,12 +17,17 @@ LABEL_WIDTH = len("a request  ")
 _COLUMNS = ("scheme", "slots or pages a row", "rows at once", "longest context")
 
 
-def model_lines(name: str, size: ModelSize, max_model_len: int) -> Iterator[str]:
-    """Yields the lines about the model and its weights."""
+def model_lines(name: str, size: ModelSize, max_model_len: int, states: StatePlan) -> Iterator[str]:
+    """Yields the lines about the model, its weights and its states."""
     yield f"{name}: {size.config.architecture}, {size.dtype_name}, contexts of up to {max_model_len:,} tokens"
     if size.n_ranks > 1:
         yield f"GPUs       {size.n_ranks}; bytes are those of each, and a token has KV on all"
     yield f"weights    {_weights(size)} = {_bytes(size.weight_bytes)}"
+    if states.n_bytes:
+        yield (
+            f"states     ({plural(states.n_rows, 'row')} + {states.n_kept:,} in the cache) x "
+            f"{plural(states.bytes_each, 'byte')} = {_bytes(states.n_bytes)}"
+        )
 
 
 def _weights(size: ModelSize) -> str:
@@ -50,20 +55,23 @@ def request_line(request: RequestShape, page_size: int) -> str:
     )
 
 
-def pool_lines(pool: PoolPlan, size: ModelSize, gpu: Gpu, request: RequestShape, page_size: int) -> Iterator[str]:
+def pool_lines(
+    pool: PoolPlan, size: ModelSize, gpu: Gpu, request: RequestShape, page_size: int, states: StatePlan
+) -> Iterator[str]:
     """Yields the lines about the pool with one dtype of K and V."""
     dtype = size.dtype_name if pool.kv_cache_dtype == "auto" else pool.kv_cache_dtype
     yield f"KV in {dtype}"
     config = size.config
     n_heads = plural(config.n_kv_heads, "KV head")
     yield (
-        f"  a token  2 (K, V) x {config.n_layers} layers x {n_heads} x {config.head_dim} x "
+        f"  a token  2 (K, V) x {len(config.attention_layers)} layers x {n_heads} x {config.head_dim} x "
         f"{plural(pool.value_bytes, 'byte')} = {plural(pool.kv_bytes_per_token, 'byte')}"
     )
     yield f"  a page   {page_size} x {pool.kv_bytes_per_token:,} = {_bytes(pool.page_bytes)}"
+    of_states = f" - {states.n_bytes:,} states" if states.n_bytes else ""
     yield (
-        f"  pool     {_usable(gpu)} - {size.weight_bytes:,} weights - {gpu.workspace_bytes:,} workspace = "
-        f"{_bytes(pool.pool_bytes)}"
+        f"  pool     {_usable(gpu)} - {size.weight_bytes:,} weights{of_states} - {gpu.workspace_bytes:,} workspace "
+        f"= {_bytes(pool.pool_bytes)}"
     )
     yield (
         f"           / {pool.page_bytes:,} - 1 page of padding = {plural(pool.n_pages, 'page')} "
@@ -71,6 +79,8 @@ def pool_lines(pool: PoolPlan, size: ModelSize, gpu: Gpu, request: RequestShape,
     )
     if pool.n_host_slots is not None:
         yield _host_line(pool, page_size, request)
+    if pool.windows is not None:
+        yield _window_line(pool.windows)
 
 
 def scheme_table(pool: PoolPlan, request: RequestShape, page_size: int, max_model_len: int, n_rows: int) -> str:
@@ -94,6 +104,15 @@ def _host_line(pool: PoolPlan, page_size: int, request: RequestShape) -> str:
     return (
         f"  host     {plural(n_slots, 'more page')} = {plural(n_tokens, 'token')}, cached only: "
         f"{n_tokens / pool.n_tokens:.3g} pools, / {row_pages} = {plural(n_slots // row_pages, 'whole request')}"
+    )
+
+
+def _window_line(windows: WindowPlan) -> str:
+    a_row = f"{windows.n_pages_a_row:,} / {windows.pages_per_slab} + {windows.n_window_pages_a_row:,}"
+    return (
+        f"  windows  if {windows.n_layers} layers with windows of {windows.window:,} tokens had their own pages, "
+        f"as on the CPU: {windows.n_slabs:,} slabs / ({a_row}) = "
+        f"{plural(windows.n_rows, 'row')} at once, no prefix shared"
     )
 
 

@@ -346,7 +346,7 @@ def _kv_bytes_per_token(model: str) -> int:
 
     checkpoint = resolve(model, load_format="dummy")
     config = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
-    return 2 * len(config.attention_layers) * config.n_kv_heads * config.head_dim * BYTES_PER_VALUE
+    return config.kv_values_per_token * BYTES_PER_VALUE
 
 
 def _has_tier(args: argparse.Namespace, tier: Literal["host", "disk"]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from radixkv.runtime.cache.window_pages import WindowTable
 from radixkv.tree.node import Lease, Namespace, State
 
 
@@ -43,14 +44,21 @@ class BlockTable:
     source: Lease | None = None
     """Holds the source of ``copies`` until the copy is done, if the source belongs to the tree."""
     state: State | None = None
-    """That of recurrent layers which its first row goes on from; None once the row is planned, or if it starts at
+    """What its first row goes on from, in a model with states; None once the row is planned, or if it starts at
     position 0."""
+    window: WindowTable | None = None
+    """Its pages of layers with windows; None where all layers have their K and V in ``pages``."""
 
     @property
     def private_pages(self) -> list[int]:
         """The tail, without pages that were freed, and the replaced duplicates. O(pages)."""
         tail = self.pages[max(self.n_leased, self.n_freed) :]
         return tail + [replaced.page for replaced in self.replaced] if self.replaced else tail
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether the plan of its next row must copy pages."""
+        return bool(self.copies or (self.window is not None and self.window.copies))
 
     @property
     def can_commit(self) -> bool:

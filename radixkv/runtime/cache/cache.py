@@ -2,16 +2,19 @@
 
 No other module allocates or frees a page. Every page is in exactly one of four places: on the free list, reachable
 in the tree, detached from the tree but leased, or private to one block table (its tail and replaced duplicates).
+Where layers with windows have pages of their own, a slab of pages may also be a window page: ``window_pages``.
 Each pool has a page cache of its own: the device's KV pool, and the slots in host memory behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from radixkv.runtime.cache.block_table import BlockTable, ComputedRow, ReplacedPage
 from radixkv.runtime.cache.checks import check_counts, check_pages
+from radixkv.runtime.cache.free_pages import FreeList, FreePages
 from radixkv.runtime.cache.page_quotas import PageQuotas
+from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.cache.windows import Windows
 from radixkv.tree.eviction_policies import EvictionPolicy
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
@@ -43,11 +46,12 @@ class PageCache:
         page_quotas: divide the pages among their owners; a new object for each cache. None: nothing is divided.
         min_copied_tokens: fewest tokens for which a part of a page is copied, at least 1; with ``page_size`` only
             whole pages are shared.
-        n_states: how many states of recurrent layers the tree can have. Requests then go on from a state only, and
-            no part of a page is copied. None: the model has no such layers.
+        n_states: how many states of recurrent layers, or tails of window pages, the tree can have. Requests then
+            go on from a state only, and no part of a page is copied. None: the model needs none.
         state_block_tokens: positions of states are multiples of it.
-        free_pages: the pool's page ids as a stack: pages are taken from its end, freed pages are added with ``+=``.
-            Tests give one that sees every freed page. None makes a plain list.
+        window_pages: the pages of layers with windows, in slabs of the pool; None: all layers are in all pages.
+        free_pages: the free pages of the pool, all of them: tests give a list that sees every freed page. None
+            makes a plain list, or takes the slabs of ``window_pages``.
     """
 
     def __init__(
@@ -62,7 +66,8 @@ class PageCache:
         min_copied_tokens: int = MIN_COPIED_TOKENS,
         n_states: int | None = None,
         state_block_tokens: int = BLOCK_TOKENS,
-        free_pages: MutableSequence[int] | None = None,
+        window_pages: WindowPages | None = None,
+        free_pages: FreePages | None = None,
     ) -> None:
         self.n_pages = n_pages
         self.page_size = page_size
@@ -85,7 +90,12 @@ class PageCache:
         that none of them needs.
 
         The scheduler sets it: its queue ranks requests by this cache, and so is made after it."""
-        self._free = list(range(n_pages - 1, -1, -1)) if free_pages is None else free_pages
+        self.window_pages = window_pages
+        if free_pages is None:
+            free_pages = FreeList(range(n_pages - 1, -1, -1)) if window_pages is None else window_pages.slabs
+        self._free = free_pages
+        if window_pages is not None and self.tree.states is not None:
+            window_pages.watch(self.tree.states)
         self._n_private = 0
         """Pages in tails and replaced duplicates."""
 
@@ -95,9 +105,15 @@ class PageCache:
         return len(self._free)
 
     @property
+    def has_recurrent_states(self) -> bool:
+        """Whether requests have states that no page holds. O(1)."""
+        return self.tree.states is not None and self.window_pages is None
+
+    @property
     def n_available(self) -> int:
-        """Pages that can be allocated now: free or evictable. O(1)."""
-        return len(self._free) + self.tree.n_pages_evictable
+        """Pages that can be allocated now: free or evictable, alone or in the place of tails. O(1)."""
+        n_pages = len(self._free) + self.tree.n_pages_evictable
+        return n_pages if self.window_pages is None else n_pages + self.window_pages.n_pages_evictable
 
     def n_available_to(self, namespace: Namespace) -> int:
         """Returns how many pages the namespace's owner can get now. Costs what ``PageQuotas.n_available`` does."""
@@ -113,6 +129,15 @@ class PageCache:
     def pages_for(self, n_tokens: int) -> int:
         """Returns the number of pages that ``n_tokens`` tokens need."""
         return -(-n_tokens // self.page_size)
+
+    def n_missing(self, blocks: BlockTable, n_tokens: int, max_row_tokens: int) -> int:
+        """Returns how many pages a request lacks to compute ``n_tokens`` tokens in rows of ``max_row_tokens``, with
+        those in whose place its window pages will be. O(1)."""
+        n_pages = self.pages_for(n_tokens)
+        n_missing = n_pages - len(blocks.pages)
+        if self.window_pages is None:
+            return n_missing
+        return n_missing + self.window_pages.n_pages_missing(blocks.window, n_pages, max_row_tokens)
 
     def matches(self, prompts: Iterable[tuple[Namespace, bytes]]) -> list[int]:
         """Returns the length of each prompt's cached prefix, in tokens. Changes nothing. O(edges) a prompt."""
@@ -145,12 +170,16 @@ class PageCache:
                 start: see ``count_hit``.
             needs_state: False also leases pages without a state of recurrent layers, for a copy that brings one.
         """
+        windows = self.window_pages
         if bypasses_tree or not self.is_sharing:
-            return BlockTable(None, [], 0, namespace=namespace)
+            return BlockTable(
+                None, [], 0, namespace=namespace, window=None if windows is None else windows.open(None)
+            )
         lease = self.tree.open_lease(namespace, is_use=is_use, is_hit=is_hit)
         pages = self.tree.extend(lease, tokens, needs_state=needs_state) if reads else []
         state = lease.node.state if pages and needs_state else None
-        return BlockTable(lease, pages, len(pages), namespace=namespace, state=state)
+        window = None if windows is None else windows.open(state)
+        return BlockTable(lease, pages, len(pages), namespace=namespace, state=state, window=window)
 
     def count_hit(self, blocks: BlockTable) -> None:
         """Counts a hit of the leased pages, for a table that was opened without one. Costs as
@@ -161,7 +190,7 @@ class PageCache:
     def extend(self, blocks: BlockTable, tokens: bytearray) -> None:
         """Extends the lease over pages that other requests have committed since.
 
-        Does nothing if there is a tail; nor with recurrent layers, because the request goes on from its own state.
+        Does nothing if there is a tail; nor in a model with states, because the request goes on from its own.
 
         ``RadixTree.extend``, and one copy of the tokens after the lease.
 
@@ -225,6 +254,8 @@ class PageCache:
         if n_missing > 0:
             if n_missing > self.n_available_to(blocks.namespace):
                 return False
+            if blocks.window is not None and not self._make_window_room(n_missing, n_missing, n_left_free):
+                return False
             if n_left_free is not None and (
                 n_missing + n_left_free > len(self._free)
                 or self.page_quotas.n_over_cap(blocks.namespace, n_missing) > 0
@@ -264,10 +295,16 @@ class PageCache:
             for blocks in block_tables:
                 self._allocate(blocks, 1)
             return True
-        self._make_free(block_tables[0].namespace, len(block_tables))
-        for blocks in block_tables:
-            blocks.pages.append(self._free.pop())
-        self._n_private += len(block_tables)
+        n_missing = len(block_tables)
+        if self.window_pages is not None:
+            if not self._make_window_room(n_missing, n_missing):
+                return False
+            for blocks in block_tables:
+                self._grow_windows(blocks, 1)
+        self._make_free(block_tables[0].namespace, n_missing)
+        for blocks, page in zip(block_tables, reversed(self._free.take(n_missing)), strict=True):
+            blocks.pages.append(page)
+        self._n_private += n_missing
         return True
 
     def fork(self, blocks: BlockTable, n_tokens: int, n_pages: int) -> BlockTable:
@@ -280,24 +317,47 @@ class PageCache:
         Args:
             blocks: the block table to fork.
             n_tokens: tokens to share; they end within the last leased page, or after it.
-            n_pages: length of the new block table. The pages beyond the leased ones must be available.
+            n_pages: length of the new block table. The pages beyond the leased ones must be available, also for
+                windows: ``can_fork``.
         """
         lease = None if blocks.lease is None else self.tree.fork(blocks.lease)
         first, last = self.windows.first_copied(blocks, n_tokens), self.pages_for(n_tokens)
         second = BlockTable(
             lease, blocks.pages[:first], blocks.n_leased, first - blocks.n_leased, namespace=blocks.namespace
         )
+        if self.window_pages is not None and blocks.window is not None:
+            second.window = self.window_pages.fork(blocks.window, n_tokens)
+            self._grow_windows(second, n_pages - second.window.end)
         if n_pages > first:
-            self._allocate(second, n_pages - first)
+            self._take(second, n_pages - first)
         second.copies = list(zip(blocks.pages[first:last], second.pages[first:last], strict=True))
         return second
 
-    def free_behind(self, blocks: BlockTable, n_tokens: int) -> None:
-        """Frees the pages that lie behind every layer's window for rows from position ``n_tokens`` on.
+    def can_fork(self, blocks: BlockTable, n_tokens: int, n_pages: int, n_room: int) -> bool:
+        """Returns whether ``fork`` with these arguments has the pages that it takes, of ``n_room``. Evicts what
+        window pages need. O(1), and O(log leaves) a leaf evicted."""
+        n_missing = n_pages - self.windows.first_copied(blocks, n_tokens)
+        if self.window_pages is None:
+            return n_missing <= n_room
+        n_windows = n_pages - n_tokens // self.page_size
+        n_lost = self.window_pages.slabs.n_pages_lost(n_windows)
+        return n_missing + n_lost <= n_room and self._make_window_room(n_missing, n_windows)
 
-        No launched step may have a row that starts before, and no fork may still copy the pages. Does nothing with
-        a lease: pages of the tree stay for others. O(pages freed). See docs/decisions/0040-windows.md.
+    def is_behind(self, blocks: BlockTable, n_tokens: int) -> bool:
+        """Returns whether ``free_behind`` would free pages. O(1)."""
+        if self.window_pages is not None and blocks.window is not None:
+            return self.window_pages.is_behind(blocks.window, n_tokens)
+        return self.windows.n_behind(blocks, n_tokens) > blocks.n_freed
+
+    def free_behind(self, blocks: BlockTable, n_tokens: int) -> None:
+        """Frees the pages that lie behind every layer's window for rows from position ``n_tokens`` on, and window
+        pages that lie behind the window.
+
+        No launched step may have a row that starts before, and no fork may still copy the pages. With a lease only
+        window pages go: pages of the tree stay for others. O(pages freed). See docs/decisions/0040-windows.md.
         """
+        if self.window_pages is not None and blocks.window is not None:
+            self.window_pages.free_behind(blocks.window, n_tokens)
         last = self.windows.n_behind(blocks, n_tokens)
         if last > blocks.n_freed:
             self._give_back(blocks.namespace, blocks.pages[blocks.n_freed : last])
@@ -404,6 +464,8 @@ class PageCache:
             self._give_back(blocks.namespace, self.tree.release(blocks.lease))
         self._give_back(blocks.namespace, private)
         self._n_private -= len(private)
+        if self.window_pages is not None and blocks.window is not None:
+            self.window_pages.close(blocks.window)
         blocks.pages = []
         blocks.replaced = []
         blocks.n_leased = 0
@@ -464,6 +526,8 @@ class PageCache:
             n_most = self.n_pages >> 7
             n_required = 0 if spares_waiting else n_short
             self._evict(max(n_short, n_most), quotas, n_beyond=n_most, n_required=n_required)
+        while len(self._free) < n_pages and self.window_pages is not None and self.window_pages.evict_tail():
+            pass
         has_room = spares_waiting or len(self._free) >= n_pages
         assert has_room, "the tree evicted fewer pages than it counts as evictable"
 
@@ -473,16 +537,56 @@ class PageCache:
             self.n_evicted += len(run.pages)
             self._give_back(run.namespace, run.pages)
 
+    def _make_window_room(self, n_pages: int, n_windows: int, n_left_free: int | None = None) -> bool:
+        """Evicts until ``n_windows`` window pages can be taken, and then ``n_pages`` other pages are available.
+
+        Window pages need whole slabs. So the least recently used leaves are evicted until there are enough, and
+        tails when there is no such leaf any more.
+
+        Args:
+            n_pages: other pages.
+            n_windows: window pages.
+            n_left_free: see ``reserve``.
+        """
+        assert self.window_pages is not None, "only with window pages"
+        windows, slabs = self.window_pages, self.window_pages.slabs
+        n_short = n_windows - slabs.n_free_windows
+        if n_left_free is not None:
+            n_needed = n_pages + n_left_free + slabs.n_pages_lost(n_windows)
+            return n_short <= 0 and n_needed <= len(self._free)
+        if self.n_available < n_pages:
+            return False
+        while (n_short := n_windows - slabs.n_free_windows) > 0:
+            if self.tree.n_pages_evictable:
+                n_evicted = n_short * slabs.pages_per_slab
+                self._evict(max(n_evicted, self.n_pages >> 7), None, n_required=n_evicted)
+            elif not windows.evict_tail():
+                return False
+        while self.n_available - slabs.n_pages_lost(n_windows) < n_pages:
+            if not slabs.n_for_windows < n_windows or not windows.evict_tail():
+                return False
+        return True
+
+    def _grow_windows(self, blocks: BlockTable, n_windows: int) -> None:
+        if self.window_pages is not None and blocks.window is not None:
+            self.window_pages.grow(blocks.window, n_windows)
+
     def _allocate(self, blocks: BlockTable, n_missing: int) -> None:
+        """Adds pages to a block table, and as many window pages."""
+        self._grow_windows(blocks, n_missing)
+        self._take(blocks, n_missing)
+
+    def _take(self, blocks: BlockTable, n_missing: int) -> None:
         if n_missing > len(self._free) or self.page_quotas.names:
             self._make_free(blocks.namespace, n_missing)
-        blocks.pages += self._free[-n_missing:]
-        del self._free[-n_missing:]
+        blocks.pages += self._free.take(n_missing)
         self._n_private += n_missing
         self.page_quotas.add(blocks.namespace, n_missing)
 
     def _give_back(self, namespace: Namespace, pages: list[int]) -> None:
         """Frees pages that the namespace's owner has owned."""
         self._free += pages
+        if self.window_pages is not None and self.tree.states is not None:
+            self.tree.states.take_left()
         if self.page_quotas.names:
             self.page_quotas.add(namespace, -len(pages))

@@ -24,6 +24,8 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the KV pool in tokens, before the other two settings; None if they decide."""
     state_memory_bytes: int = 0
     """Memory of the states of recurrent layers that the tree keeps; 0 for other models, and without the tree."""
+    has_window_pages: bool = False
+    """Whether layers with windows have pages of their own, in a model where others have none."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory that may be used in all. No effect on the CPU."""
     dtype: str = "auto"

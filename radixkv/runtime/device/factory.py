@@ -6,8 +6,10 @@ import gc
 import logging
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from typing import Literal
 
+import msgspec
 import torch
 
 from radixkv.checkpoints import Checkpoint
@@ -20,12 +22,14 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.machine import (
     HEAD_SIZES,
     MIN_CAPABILITY,
+    STATE_HEAD_SIZES,
     Machine,
     check_attention_backend,
     check_gpus,
     check_machine,
     inspect_machine,
 )
+from radixkv.runtime.device.memory.slab_shape import are_mixed
 from radixkv.runtime.device.memory_check import require_host_memory
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.cpu.collectives import GlooCollectives
@@ -75,11 +79,23 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint, mac
         )
         return "cpu"
     model = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
+    if (
+        model.halves is not None
+        or not model.has_equal_heads
+        or model.layer_inputs is not None
+        or model.has_layer_scales
+    ):
+        logger.warning("computing on the CPU: the layers of %s are not supported on CUDA", model.architecture)
+        return "cpu"
     if model.head_dim not in HEAD_SIZES:
         logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", model.head_dim)
         return "cpu"
-    if model.delta_nets is not None or model.has_output_gate:
-        logger.warning("computing on the CPU: gated delta nets are not supported on CUDA in this release")
+    if (nets := model.delta_nets) is not None and not {nets.key_dim, nets.value_dim} <= {*STATE_HEAD_SIZES}:
+        logger.warning(
+            "computing on the CPU: gated delta nets with heads of sizes %d and %d are not supported on CUDA",
+            nets.key_dim,
+            nets.value_dim,
+        )
         return "cpu"
     return "cuda"
 
@@ -103,9 +119,23 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     settings = resolved.device_settings
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
+    if are_mixed(model.windows_within(settings.max_model_len)):
+        excluding = _excludes_window_pages(config, device, model)
+        if excluding is None:
+            settings = msgspec.structs.replace(settings, has_window_pages=True)
+            resolved = replace(resolved, device_settings=settings)
+        else:
+            logger.info("all pages of layers with windows are kept: %s", excluding)
     check_rows(config.tenants, settings.max_num_seqs)
     if config.cache.host_memory_bytes is not None:
         require_host_memory(config.cache.host_memory_bytes)
+    if model.delta_nets is not None:
+        _check_states(config, device, checkpoint.folder.name, model.delta_nets.title)
+    elif config.cache.state_memory_bytes is not None:
+        raise ConfigError(
+            f"state_memory_bytes is {config.cache.state_memory_bytes}, and {checkpoint.folder.name} has no "
+            "recurrent layers; leave it out"
+        )
     if device == "cuda":
         assert machine is not None
         if settings.tensor_parallel_size > 1:
@@ -120,20 +150,30 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             )
         if config.cache.gpu_memory_utilization is not None:
             _warn_of_ignored_utilization(settings)
-        if model.delta_nets is not None:
-            _check_states(config, checkpoint.folder.name)
-        elif config.cache.state_memory_bytes is not None:
-            raise ConfigError(
-                f"state_memory_bytes is {config.cache.state_memory_bytes}, and {checkpoint.folder.name} has no "
-                "recurrent layers; leave it out"
-            )
         check_for_cpu(checkpoint, settings)
     return resolved
 
 
-def _check_states(config: EngineConfig, name: str) -> None:
-    """Raises ``ConfigError`` for what a model with gated delta nets cannot do in this release."""
-    model = f"{name} has gated delta nets"
+def _excludes_window_pages(config: EngineConfig, device: Device, model: DecoderConfig) -> str | None:
+    """Returns what an engine has that works with pages of all layers only, in this release; None if nothing."""
+    cases = {
+        "CUDA has no window pages": device == "cuda",
+        "host_memory_bytes (--host-memory) copies pages of all layers": config.cache.host_memory_bytes is not None,
+        "tenants share pages of all layers": bool(config.tenants),
+        "tensor_parallel_size is more than 1": config.model.tensor_parallel_size > 1,
+        "K and V have several shapes, or layers read those of others": not model.has_equal_heads,
+    }
+    return next((what for what, is_so in cases.items() if is_so), None)
+
+
+def _check_states(config: EngineConfig, device: Device, name: str, title: str) -> None:
+    """Raises ``ConfigError`` for what a model with states cannot do in this release; ``title`` names its layers."""
+    model = f"{name} has {title}"
+    if device == "cuda" and config.cache.host_memory_bytes is not None:
+        raise ConfigError(
+            f"{model}, whose states are not copied from a GPU to other memory in this release; leave "
+            "host_memory_bytes (--host-memory) out"
+        )
     if config.cache.cache_url is not None:
         raise ConfigError(
             f"{model}, whose states are not kept in stores that servers share in this release; leave cache_url "

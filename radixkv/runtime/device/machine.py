@@ -33,6 +33,8 @@ MIN_FP8_CAPABILITY = (8, 9)
 """Lowest compute capability whose instructions convert to and from FP8, Ada."""
 HEAD_SIZES = (64, 128, 256)
 """Head sizes of the 16-bit attention kernels."""
+STATE_HEAD_SIZES = (16, 32, 64, 128, 256)
+"""Head sizes of the kernels of gated delta nets."""
 PAGE_SIZES = (1, 16, 32, 64)
 """Tokens per page that the attention kernels support."""
 MAX_HEADS_PER_KV_HEAD = {64: 64, 128: 64, 256: 32}
@@ -294,9 +296,22 @@ def check_block_tables(max_rows: int, max_model_len: int, page_size: int) -> Non
 
 def check_model(config: DecoderConfig) -> None:
     """Raises ``ConfigError`` for a checkpoint that runs on the CPU only."""
-    if config.delta_nets is not None or config.has_output_gate:
+    if config.halves is not None:
         raise ConfigError(
-            f"this {config.architecture} has gated delta nets or attention, which run on the CPU only; {_USE_CPU}"
+            f"this {config.architecture} has layers of Mamba2 or of one half, which run on the CPU only; {_USE_CPU}"
+        )
+    if (delta_nets := config.delta_nets) is not None:
+        for size in (delta_nets.key_dim, delta_nets.value_dim):
+            if size not in STATE_HEAD_SIZES:
+                *some, last = STATE_HEAD_SIZES
+                raise ConfigError(
+                    f"this {config.architecture} has gated delta nets with heads of size {size}; CUDA's kernels "
+                    f"take {', '.join(map(str, some))} and {last}; {_USE_CPU}"
+                )
+    if not config.has_equal_heads or config.layer_inputs is not None or config.has_layer_scales:
+        raise ConfigError(
+            f"this {config.architecture} has layers with different heads or with inputs of their own, which run on "
+            f"the CPU only; {_USE_CPU}"
         )
     head_dim = config.head_dim
     if head_dim not in HEAD_SIZES:
@@ -360,6 +375,17 @@ def check_weights_fit(n_bytes: int, gpu: Gpu) -> None:
         raise ConfigError(
             f"the model's weights take {n_bytes / _GIB:.1f} GiB; {gpu.name} has {gpu.free_bytes / _GIB:.1f} GiB "
             f"free of {gpu.total_bytes / _GIB:.1f}; take a smaller model, or end other processes on the GPU"
+        )
+
+
+def check_states_fit(n_bytes: int, weights_bytes: int, max_rows: int, gpu: Gpu) -> None:
+    """Raises ``ConfigError`` if states of ``n_bytes`` do not fit the GPU's free memory beside the weights."""
+    if weights_bytes + n_bytes > gpu.free_bytes:
+        raise ConfigError(
+            f"the states of gated delta nets for max_num_seqs {max_rows} and the prefix cache take "
+            f"{n_bytes / _GIB:.1f} GiB beside weights of {weights_bytes / _GIB:.1f}; {gpu.name} has "
+            f"{gpu.free_bytes / _GIB:.1f} GiB free of {gpu.total_bytes / _GIB:.1f}; set max_num_seqs or "
+            "state_memory_bytes lower"
         )
 
 

@@ -11,14 +11,14 @@ from radixkv.settings.config import CacheConfig, Device, EngineConfig
 
 _MAX_NUM_SEQS: dict[Device, int] = {"cpu": 256, "cuda": 512}
 _MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
-_MAX_NUM_SEQS_WITH_STATES = 16
+_MAX_NUM_SEQS_WITH_STATES: dict[Device, int] = {"cpu": 16, "cuda": 64}
 """Each sequence has states of some 20 to 50 MB."""
-_MAX_NUM_BATCHED_TOKENS_WITH_STATES = 144
+_MAX_NUM_BATCHED_TOKENS_WITH_STATES: dict[Device, int] = {"cpu": 144, "cuda": 8192}
 """The CPU takes 1 to 2 ms for a token in each layer with states, and between steps nothing else is done.
 
 Chunks of 128 tokens, a multiple of 64, fit beside 16 rows of answers."""
 _CPU_POOL_BYTES = 1 << 30
-_STATE_BYTES = 1 << 30
+_STATE_BYTES: dict[Device, int] = {"cpu": 1 << 30, "cuda": 4 << 30}
 _CACHE_DIR_BYTES = 64 << 30
 _GPU_MEMORY_UTILIZATION = 0.9
 
@@ -61,11 +61,11 @@ def with_defaults(
     _check_pool_size(cache.kv_cache_memory_bytes, cache.max_total_tokens)
     n_rows, n_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     if n_rows is None:
-        n_rows = _MAX_NUM_SEQS_WITH_STATES if has_states else _MAX_NUM_SEQS[device]
+        n_rows = (_MAX_NUM_SEQS_WITH_STATES if has_states else _MAX_NUM_SEQS)[device]
         if n_tokens is not None:
             n_rows = min(n_rows, n_tokens + 1 - cache.page_size)
     if n_tokens is None:
-        n_tokens = _MAX_NUM_BATCHED_TOKENS_WITH_STATES if has_states else _MAX_NUM_BATCHED_TOKENS[device]
+        n_tokens = (_MAX_NUM_BATCHED_TOKENS_WITH_STATES if has_states else _MAX_NUM_BATCHED_TOKENS)[device]
         n_tokens = max(n_tokens, n_rows - 1 + cache.page_size)
     n_bytes, utilization = cache.kv_cache_memory_bytes, cache.gpu_memory_utilization
     return ResolvedConfig(
@@ -78,7 +78,7 @@ def with_defaults(
             max_model_len=model.max_model_len or max_position_embeddings,
             kv_cache_memory_bytes=_CPU_POOL_BYTES if n_bytes is None and device == "cpu" else n_bytes,
             max_total_tokens=cache.max_total_tokens,
-            state_memory_bytes=_state_memory_bytes(cache) if has_states else 0,
+            state_memory_bytes=_state_memory_bytes(cache, device) if has_states else 0,
             gpu_memory_utilization=_GPU_MEMORY_UTILIZATION if utilization is None else utilization,
             dtype=model.dtype,
             kv_cache_dtype=cache.kv_cache_dtype,
@@ -94,10 +94,10 @@ def with_defaults(
     )
 
 
-def _state_memory_bytes(cache: CacheConfig) -> int:
+def _state_memory_bytes(cache: CacheConfig, device: Device) -> int:
     if not cache.enable_prefix_caching:
         return 0
-    return _STATE_BYTES if cache.state_memory_bytes is None else cache.state_memory_bytes
+    return _STATE_BYTES[device] if cache.state_memory_bytes is None else cache.state_memory_bytes
 
 
 def _check_pool_size(n_bytes: int | None, n_tokens: int | None) -> None:

@@ -58,6 +58,7 @@ class RunningRequests:
         """Preemptions for lack of pages since the start; those for retries do not count."""
         self._n_reserved_tokens = n_reserved_tokens
         self._max_reserved_pages = ceil(cache.n_pages * max_reserved_share)
+        self._max_row_tokens = max_row_tokens
         self._max_private_pages = cache.windows.max_pages(max_row_tokens)
 
     def __len__(self) -> int:
@@ -112,7 +113,11 @@ class RunningRequests:
         if self._n_missing(request, blocks) > self.n_room(request, prefilling, only_reserved=only_reserved):
             if not is_loaded:
                 self._cache.close(blocks)
-            return False
+            if self._cache.window_pages is None or not request.reads_cache or self._active or self._releasing:
+                return False
+            # The tail that it has found may lie where it needs other pages.
+            request.reads_cache = False
+            return self.assign_batch_slot(request, prefilling, only_reserved=only_reserved)
         if is_loaded:
             self._tiers.take(request)
         self._assign(request, blocks)
@@ -253,7 +258,7 @@ class RunningRequests:
         while not self._cache.reserve(blocks, n_pages):
             if request.phase is not Phase.RUNNING or self.is_releasing:
                 return False  # an admission preempts nothing, and pages of releasing requests come free soon
-            if self._cache.windows.n_behind(blocks, request.n_scheduled) > blocks.n_freed:
+            if self._cache.is_behind(blocks, request.n_scheduled):
                 if request.n_in_flight or request.n_pending_copies:
                     return False
                 self._cache.free_behind(blocks, request.n_scheduled)
@@ -261,6 +266,7 @@ class RunningRequests:
             if self._tiers.retract_last(self._shares.may_give(request)):
                 continue
             if len(self) < 2:
+                self._begin_again(request)
                 return False
             victim = self._next_victim(request)
             self._preempt_for_pages(victim)
@@ -311,6 +317,17 @@ class RunningRequests:
         self.preempt(victim, discards_results=False)
         self.release()
 
+    def _begin_again(self, request: Request) -> None:
+        """Lets the only running request, for which there is no room, begin again with other window pages.
+
+        They may lie where it needs other pages: it took them, or found them, while those slabs were in use that are
+        for windows only.
+        """
+        windows = self._cache.window_pages
+        if windows is not None and windows.slabs.n_shared and not request.n_in_flight:
+            request.reads_cache = False
+            self._preempt_for_pages(request)
+
     def _next_victim(self, request: Request) -> Request:
         """Returns the running request to preempt for the pages of ``request``: the last in order of the victims.
 
@@ -326,7 +343,7 @@ class RunningRequests:
 
     def _n_missing(self, request: Request, blocks: BlockTable) -> int:
         """Pages that the request lacks to compute its known tokens. O(1)."""
-        n_missing = self._cache.pages_for(request.n_known) - len(blocks.pages)
+        n_missing = self._cache.n_missing(blocks, request.n_known, self._max_row_tokens)
         if blocks.lease is not None or self._max_private_pages is None:
             return n_missing
         n_held = len(blocks.pages) - blocks.n_freed
@@ -337,12 +354,12 @@ class RunningRequests:
 
         None can with recurrent layers: it goes on from a state of the tree, because the leader's has moved on.
         """
-        if self._cache.tree.states is not None:
+        if self._cache.has_recurrent_states:
             return False
         if leader.phase is not Phase.RUNNING or not self.has_batch_slot_for(follower):
             return False
-        first = self._cache.windows.first_copied(leader.blocks, follower.n_known - 1)
-        return self._cache.pages_for(follower.n_known) - first <= self._n_room(follower, n_needed_ahead)
+        n_room, n_known = self._n_room(follower, n_needed_ahead), follower.n_known
+        return self._cache.can_fork(leader.blocks, n_known - 1, self._cache.pages_for(n_known), n_room)
 
     def _fork(self, leader: Request, follower: Request) -> None:
         n_tokens = follower.n_known - 1
@@ -350,7 +367,7 @@ class RunningRequests:
         self._assign(follower, blocks)
         self.start(follower)
         follower.n_scheduled = n_tokens
-        if blocks.copies:
+        if blocks.has_copies:
             follower.leader = leader
             leader.n_pending_copies += 1
 

@@ -323,7 +323,7 @@ class Scheduler:
             if not request.n_pending_copies:
                 if blocks.replaced:
                     self.cache.free_replaced(blocks, plan.step)
-                if blocks.lease is None and self.cache.windows.n_tokens is not None:
+                if blocks.window is not None or (blocks.lease is None and self.cache.windows.n_tokens is not None):
                     # This comes after a leader's forks: their first rows start one position before its next row.
                     self.cache.free_behind(blocks, row.start + row.n_tokens - row.n_drafts + n_more)
         self.running.release()
@@ -418,11 +418,21 @@ class Scheduler:
             shared, runs_id = self._shared_prefixes.find(requests[:n_decoding])
         # A decoding request has a leader only if a continuation has forked it.
         forks = [request for request in requests[:n_decoding] if request.leader is not None]
-        copies, sources = _take_copies(forks + requests[n_decoding:])
+        copies, window_copies, sources = _take_copies(forks + requests[n_decoding:])
         is_masked = any(row.sampling is not None and row.sampling.is_masked for row in rows)
         loads, saves = self.states.take(self._n_steps)
         plan = StepPlan(
-            self._n_steps, tuple(rows), copies, shared, runs_id, is_masked, n_decode, n_drafts, loads, saves
+            self._n_steps,
+            tuple(rows),
+            copies,
+            shared,
+            runs_id,
+            is_masked,
+            n_decode,
+            n_drafts,
+            loads,
+            saves,
+            window_copies,
         )
         self._launched.append(LaunchedPlan(plan, requests, sources, has_waited=not self._launched))
         self._n_steps += 1
@@ -496,14 +506,20 @@ class Scheduler:
         if request.followers:
             self.running.fork_followers(request)
         if reason is not None:
+            self.states.ended(request)
             self.running.finish(request)
         found = [one for one in logprobs[:n_appended] if one is not None]
         return Update(request, tokens[:n_appended], reason, logprobs=found or None)
 
 
-def _take_copies(requests: list[Request]) -> tuple[tuple[tuple[int, int], ...], list[Lease]]:
-    """Takes the page copies before the rows of these requests, and the leases on their sources."""
+_Copies = tuple[tuple[int, int], ...]
+
+
+def _take_copies(requests: list[Request]) -> tuple[_Copies, _Copies, list[Lease]]:
+    """Takes the copies of pages and of window pages before the rows of these requests, and the leases on their
+    sources."""
     copies: list[tuple[int, int]] = []
+    window_copies: list[tuple[int, int]] = []
     sources: list[Lease] = []
     for request in requests:
         blocks = request.blocks
@@ -513,4 +529,7 @@ def _take_copies(requests: list[Request]) -> tuple[tuple[tuple[int, int], ...], 
             if blocks.source is not None:
                 sources.append(blocks.source)
                 blocks.source = None
-    return tuple(copies), sources
+        if blocks.window is not None and blocks.window.copies:
+            window_copies += blocks.window.copies
+            blocks.window.copies = []
+    return tuple(copies), tuple(window_copies), sources

@@ -1,1 +1,1 @@
-"""States of recurrent layers in the tree: which of them are kept, and what requests go on from."""
+"""States in the tree, of recurrent layers or of windows: which of them are kept, and what requests go on from."""

@@ -1,4 +1,4 @@
-"""Which states of recurrent layers a step keeps in the tree. See docs/decisions/0066-states-of-delta-nets.md."""
+"""Which states the tree keeps. See docs/decisions/0066-states-of-delta-nets.md and 0069-window-pages.md."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ class TreeStates(States):
     - the end of the first message of a chat, which often has instructions and tools;
     - the end of the last message, where the next turn of the chat goes on, whatever the template does with answers;
       without messages the end of the prompt;
-    - the end of a prompt with several choices, where all but the first go on.
+    - the end of a prompt with several choices, where all but the first go on;
+    - with window pages the end of the answer, because that costs no copy.
 
     A state of a last message is evicted before all others once the next turn of the chat has gone on from it.
 
     Args:
-        cache: the page cache, whose tree has states.
+        cache: the page cache, whose tree has states. With window pages they are tails: nothing is copied.
         end_token_ids: tokens that end a message, as they end answers.
     """
 
     def __init__(self, cache: PageCache, end_token_ids: frozenset[int]) -> None:
         assert cache.tree.states is not None, "the cache was made for a model with states"
         self._states = cache.tree.states
+        self._window_pages = cache.window_pages
         self.block_tokens = self._states.block_tokens
         self._end_token_ids = sorted(end_token_ids)
         self._loads: list[StateLoad] = []
         self._saves: list[StateSave] = []
-        self._coming: list[State] = []
-        """The state of each of ``_saves``."""
-        self._launched: dict[int, list[State]] = {}
-        """The states that each launched step saves, by its number."""
+        self._coming: list[tuple[int, State]] = []
+        """The states that rows of the next plan compute, each with the row's batch slot."""
+        self._launched: dict[int, list[tuple[int, State]]] = {}
+        """The same of each launched step, by its number."""
         self._found_until: dict[int, int] = {}
         """By batch slot, where its newest row ends, if the tree had all of its pages before."""
         self._ends: dict[int, tuple[tuple[str, int], tuple[int, int]]] = {}
@@ -61,8 +63,9 @@ class TreeStates(States):
         """See ``States.plan_row``. ``places``, and ``tree.States.put`` for each state."""
         blocks, source = request.blocks, request.blocks.state
         if source is not None:
-            # Another request of this plan may have taken its slot since it was found: states are saved after loads.
-            self._loads.append(StateLoad(source.slot, request.batch_slot))
+            if self._window_pages is None:
+                # Another request of this plan may have taken its slot since: states are saved after loads.
+                self._loads.append(StateLoad(source.slot, request.batch_slot))
             blocks.state = None
             self._n_hits += not request.is_canary
         if blocks.lease is None or blocks.lease.detached or request.is_canary:
@@ -71,14 +74,17 @@ class TreeStates(States):
             self._n_missed_tokens += max(0, n_in_tree - start)
         if source is not None:
             self._states.use(source)
-        n_before = len(self._saves)
+        n_before = len(self._coming)
         for position, is_turn in sorted(self.places(request, start, end, n_in_tree).items()):
             if max(start, 1) <= position <= end:
                 state = self._states.put(blocks.lease, position, is_turn=is_turn)
                 if state is not None:
-                    self._saves.append(StateSave(request.batch_slot, position, state.slot))
-                    self._coming.append(state)
-        if source is not None and source.is_turn and len(self._saves) > n_before:
+                    self._coming.append((request.batch_slot, state))
+                    if self._window_pages is None:
+                        self._saves.append(StateSave(request.batch_slot, position, state.slot))
+                    elif blocks.window is not None:
+                        self._window_pages.keep(blocks.window, state)
+        if source is not None and source.is_turn and len(self._coming) > n_before:
             self._states.demote(source)
 
     def places(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, bool]:
@@ -90,12 +96,13 @@ class TreeStates(States):
         if n_in_tree < end and (n_in_tree > start or self._found_until.get(request.batch_slot) == start):
             places.append(n_in_tree)
         self._found_until[request.batch_slot] = end if n_in_tree == end else 0
-        turns = [last, request.n_prompt - 1] if request.followers else [last]
+        has_choices = bool(request.followers) and self._window_pages is None
+        turns = [last, request.n_prompt - 1] if has_choices else [last]
         return dict.fromkeys(map(self._floor, turns), True) | dict.fromkeys(map(self._floor, places), False)
 
     def take(self, step: int) -> tuple[tuple[StateLoad, ...], tuple[StateSave, ...]]:
         """See ``States.take``. O(states)."""
-        if not (self._loads or self._saves):
+        if not (self._loads or self._coming):
             return (), ()
         loads, saves = tuple(self._loads), tuple(self._saves)
         self._launched[step] = self._coming
@@ -108,16 +115,28 @@ class TreeStates(States):
         if not states:
             return
         is_right = {row.batch_slot: right for row, right in zip(plan.rows, are_right, strict=True)}
-        for save, state in zip(plan.state_saves, states, strict=True):
-            if is_right[save.batch_slot]:
+        for batch_slot, state in states:
+            if is_right[batch_slot]:
                 self._states.computed(state)
             else:
                 self._states.drop(state)
 
+    def ended(self, request: Request) -> None:
+        """See ``States.ended``: keeps a tail where an answer ends, which needs no step. O(pages of a window)."""
+        blocks, windows = request.blocks, self._window_pages
+        if windows is None or blocks.window is None or blocks.lease is None or request.is_canary:
+            return
+        position = blocks.lease.n_tokens
+        if blocks.can_commit and blocks.is_computed and position and windows.reaches(blocks.window, position):
+            state = self._states.put(blocks.lease, position, is_turn=True)
+            if state is not None:
+                windows.keep(blocks.window, state)
+                self._states.computed(state)
+
     def undo(self) -> None:
         """See ``States.undo``. O(states)."""
         for states in self._launched.values():
-            for state in states:
+            for _, state in states:
                 self._states.drop(state)
         self._launched.clear()
 

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from radixkv.runtime.step.page_copier import HostMemoryCopier, SlotPart
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import LaunchedStep
+from radixkv.runtime.step.window_pool import WindowPool
 
 
 class PageOrigin(NamedTuple):
@@ -46,6 +47,9 @@ class Executor(Protocol):
     n_states: int | None
     """How many states of recurrent layers the device keeps for the tree; None if no layer is recurrent. With such
     layers a row that does not start at position 0 continues what its batch slot computed last, or has loaded."""
+    window_pool: WindowPool | None
+    """Where layers with and without windows have pages of their own; None: all layers are in all pages. Rows then
+    bring window pages, and plans copies of them."""
     uses_shared_runs: bool
     """Whether the device uses ``StepPlan.shared_runs``; if not, the scheduler need not find them."""
     splits_drafts: bool

@@ -103,6 +103,12 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     sampled at the position before each draft, and at the last position."""
     pooling: Pooling | None = None
     """What to report of the last position, of a row that samples no token; None reports nothing."""
+    window_start: int = 0
+    """First entry of the batch slot's window block table that ``window_pages`` replaces. Layers with windows write
+    K and V of all positions, and read those from the window of its first token on."""
+    window_pages: tuple[int, ...] = ()
+    """New entries of the window block table, where layers with windows have pages of their own. Any entries after
+    these, and those behind the window, are stale."""
 
     @property
     def reports_states(self) -> bool:
@@ -176,15 +182,18 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     state_saves: tuple[StateSave, ...] = ()
     """States of recurrent layers that slots of states take from batch slots, each when a row comes to a position.
     Those of a row are in order, and no two go to one slot."""
+    window_copies: tuple[tuple[int, int], ...] = ()
+    """Copies of window pages, as ``copies``."""
 
     def __post_init__(self) -> None:
         """Raises ``InvariantError`` if a copy's source is a destination: copies may run in any order. O(copies)."""
-        if self.copies:
-            sources, destinations = (set(pages) for pages in zip(*self.copies, strict=True))
-            if not sources.isdisjoint(destinations):
-                raise InvariantError(
-                    f"pages {sorted(sources & destinations)} are copied from and copied to in a step"
-                )
+        for copies in (self.copies, self.window_copies):
+            if copies:
+                sources, destinations = (set(pages) for pages in zip(*copies, strict=True))
+                if not sources.isdisjoint(destinations):
+                    raise InvariantError(
+                        f"pages {sorted(sources & destinations)} are copied from and copied to in a step"
+                    )
 
     def samplings(self) -> list[RowSampling | None]:
         """Returns how the token of each sampled position is sampled, row after row. O(rows + drafts)."""

@@ -280,7 +280,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             store.states, store.n_more = [(states[0], states[0].slot)], self._n_state_pages
 
     def _begin_store(self, store: Store[StoredPages]) -> int:
-        ((_, slot),) = store.states or [(None, None)]
+        slot = store.states[0][1] if store.states else None
         return self.store.store(*self._pages(store, slot))
 
     def _take_store(self, store: Store[StoredPages], finished: FinishedTransfer) -> bool:

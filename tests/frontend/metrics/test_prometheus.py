@@ -115,6 +115,8 @@ ADDED_BY_A_HOST_TIER = {
     "host_slots": 200,
     "host_slots_free": 150,
     "host_slots_pinned": 25,
+    "host_state_slots": 12,
+    "host_state_slots_free": 5,
     "host_page_bytes": 1000,
     "load_seconds_per_token": 0.001,
     "compute_seconds_per_token": 0.005,

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from radixkv.errors import CheckpointError, ConfigError
+from radixkv.errors import CheckpointError, ConfigError, UnsupportedFeature
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.generation.parsers.formats import TOOL_FORMATS, find_tool_format
-from radixkv.generation.tools import ToolUse
+from radixkv.generation.tools import ToolUse, parse_tool_use
 from radixkv.text.chat_messages import normalize_messages
 from radixkv.text.chat_template import ChatTemplate
-from support.chat_templates import CHATML, LLAMA_3, MISTRAL, QWEN_3, QWEN_3_5
+from support.chat_templates import CHATML, GEMMA_4, LLAMA_3, MISTRAL, QWEN_3, QWEN_3_5
 from support.tool_formats import HEADER, SHOWN_BY, TOOLS, chat_template, parse
 
 CALLS = {
@@ -24,6 +24,7 @@ CALLS = {
     "mistral_args": "[TOOL_CALLS]now[ARGS]{}",
     "llama3_json": '{"name": "now", "parameters": {}}',
     "openai": "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>",
+    "gemma4": "<|tool_call>call:now{}<tool_call|>",
 }
 OWN: dict[str, Any] = {
     "defaults": {"role": "assistant"},
@@ -129,6 +130,53 @@ def test_chats_of_qwen3_5(tmp_path: Path, variables: dict[str, Any], answer: str
     result = {"role": "tool", "tool_call_id": "1", "content": "found"}
     history = normalize_messages([user, {**message, "reasoning_content": "".join(reasoning)}, result])
     assert template.render(history, tools=TOOLS, **variables).startswith(prompt + answer + "<|im_end|>\n")
+
+
+GEMMA_CALL = '<|tool_call>call:search{count:3,note:<|"|>a\n\n b<|"|>}<tool_call|>'
+
+
+@pytest.mark.parametrize(
+    ("variables", "answer", "expected"),
+    [
+        ({}, "Hello.", ["Hello."]),
+        ({}, f"Sure. {GEMMA_CALL}", ["Sure.", SEARCH]),
+        (
+            {"enable_thinking": True},
+            f"<|channel>thought\nI see.\n<channel|>{GEMMA_CALL}",
+            [("think", "I see."), SEARCH],
+        ),
+        ({"enable_thinking": True}, "<|channel>thought\n<channel|>Hello.", ["Hello."]),
+        ({"enable_thinking": True}, "<|channel>thought\nI se", [("think", "I se")]),
+    ],
+)
+def test_chats_of_gemma_4(tmp_path: Path, variables: dict[str, Any], answer: str, expected: list[Any]) -> None:
+    """Calls and reasoning in the history are no parts of an answer, also where this goes on with the same turn."""
+    template = ChatTemplate(GEMMA_4, {"bos_token": "<bos>"}, "the test")
+    one = AnswerFormat.load(tmp_path, template)
+    assert one is not None
+    assert (one.has_tools, one.has_reasoning) == (True, True)
+    user = {"role": "user", "content": "Look."}
+    name, arguments = SEARCH
+    calls = [{"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}]
+    called = {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "I look."}
+    result = {"role": "tool", "tool_call_id": "1", "content": "found"}
+    histories = [
+        [user],
+        [user, called, result],
+        [user, called, result, {"role": "assistant", "content": "b"}, user],
+    ]
+    for history in histories:
+        prompt = template.render(normalize_messages(history), tools=TOOLS, **variables)
+        assert (GEMMA_CALL in prompt) == (called in history), "the history shows a call as it was written"
+        assert parse(one, [answer], prompt=prompt) == expected
+        assert parse(one, list(answer), prompt=prompt) == expected
+
+
+def test_calls_of_gemma_4_cannot_be_demanded(tmp_path: Path) -> None:
+    one = AnswerFormat.load(tmp_path, ChatTemplate(GEMMA_4, {}, "the test"))
+    assert one is not None
+    with pytest.raises(UnsupportedFeature, match="format of calls cannot be demanded"):
+        one.constraint(HEADER, parse_tool_use(TOOLS, "required"))
 
 
 def test_the_user_chooses(tmp_path: Path) -> None:

@@ -196,6 +196,52 @@ OTHERS: dict[str, tuple[str, str, list[Any]]] = {
         "a <tool_call>\n<function=>\n<function=a</function> <function=b\n",
         ["a <tool_call>\n<function=>\n<function=a</function> <function=b\n"],
     ),
+    "gemma": (
+        "gemma4",
+        'Sure.<|tool_call>call:search{count:3,exact:true,note:<|"|>12 <b> {a:"é"}\n<|"|>,'
+        'tags:[<|"|>a<|"|>,<|"|>b<|"|>]}<tool_call|>',
+        [
+            "Sure.",
+            ("search", '{"count": 3, "exact": true, "note": "12 <b> {a:\\"é\\"}\\n", "tags": ["a", "b"]}'),
+        ],
+    ),
+    "gemma with two calls": (
+        "gemma4",
+        '<|tool_call>call:weather{city:<|"|>Paris<|"|>}<tool_call|><|tool_call>call:now{}<tool_call|>',
+        [PARIS, ("now", "{}")],
+    ),
+    "gemma with nested values, and words of Python": (
+        "gemma4",
+        '<|tool_call>call:f.g-h{a:{b:[1,-2.5e3,[],{}],<|"|>c d<|"|>:None},e:False,f:null}<tool_call|>ok',
+        [("f.g-h", '{"a": {"b": [1, -2.5e3, [], {}], "c d": null}, "e": false, "f": null}'), "ok"],
+    ),
+    "gemma with texts in JSON's quotes": (
+        "gemma4",
+        r'<|tool_call>call:f{a:"say \"hi\" \q \u00e9",b:word}<tool_call|>',
+        [("f", r'{"a": "say \"hi\" \\q \u00e9", "b": "word"}')],
+    ),
+    "gemma with the end's mark in a text": (
+        "gemma4",
+        '<|tool_call>call:f{a:<|"|>x<tool_call|>y <|tool_call> <|"z<|"|>}<tool_call|>ok',
+        [("f", '{"a": "x<tool_call|>y <|tool_call> <|\\"z"}'), "ok"],
+    ),
+    "gemma without the end of the call": ("gemma4", '<|tool_call>call:weather{city:<|"|>Paris<|"|>', [PARIS]),
+    "gemma with a brace too few": (
+        "gemma4",
+        '<|tool_call>call:weather{city:<|"|>Paris<|"|><tool_call|>ok',
+        [PARIS, "ok"],
+    ),
+    "gemma with keys that have no values": (
+        "gemma4",
+        "<|tool_call>call:f{a:,b:{c},{d:1}}<tool_call|>",
+        [("f", '{"a": null, "b": {"c": null}, "d": 1}')],
+    ),
+    "gemma without a name": (
+        "gemma4",
+        "a <|tool_call>call:{}<tool_call|> b",
+        ["a <|tool_call>call:{}<tool_call|> b"],
+    ),
+    "gemma's text": ("gemma4", "a <tool_call|> <|tool", ["a <tool_call|> <|tool"]),
 }
 CASES = {name: ("hermes", *case) for name, case in HERMES.items()} | OTHERS
 
@@ -323,6 +369,66 @@ def test_no_xml_depends_on_the_cuts(
         json.loads(arguments)
 
 
+def gemma(value: Any) -> str:
+    """Writes a value as Gemma 4's chat template does."""
+    match value:
+        case str():
+            return f'<|"|>{value}<|"|>'
+        case dict():
+            return "{" + ",".join(f"{key}:{gemma(one)}" for key, one in value.items()) + "}"
+        case list():
+            return f"[{','.join(map(gemma, value))}]"
+    return json.dumps(value)
+
+
+GEMMA_TEXTS = st.lists(st.sampled_from([*'<|">,:{}[]\\', "<tool_call|>", "<|tool_call>"]) | st.text()).map("".join)
+GEMMA_KEYS = st.text(alphabet="abc_1", min_size=1, max_size=4)
+
+
+@examples(200)
+@given(
+    calls=st.lists(
+        st.dictionaries(
+            GEMMA_KEYS,
+            st.recursive(
+                st.none()
+                | st.booleans()
+                | st.integers()
+                | GEMMA_TEXTS.filter(lambda text: '<|"|>' not in text + "<"),
+                lambda each: st.lists(each, max_size=3) | st.dictionaries(GEMMA_KEYS, each, max_size=3),
+                max_leaves=5,
+            ),
+            max_size=3,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    data=st.data(),
+)
+def test_any_arguments_come_through_gemmas_notation(
+    formats: dict[str, AnswerFormat], calls: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    text = "".join(f"<|tool_call>call:search{gemma(one)}<tool_call|>" for one in calls)
+    places = data.draw(st.sets(st.integers(0, len(text)), max_size=20))
+    found = parse(formats["gemma4"], cut(text, places))
+    assert [(name, json.loads(arguments)) for name, arguments in found] == [("search", one) for one in calls]
+
+
+@given(
+    pieces=st.lists(st.sampled_from([*'{}[],:"\\ <', '<|"|>', "a", "3", "<tool_call|>", "<|tool_call>call:now{"])),
+    data=st.data(),
+)
+def test_any_text_in_gemmas_notation_gives_json_wherever_it_is_cut(
+    formats: dict[str, AnswerFormat], pieces: list[str], data: st.DataObject
+) -> None:
+    text = "<|tool_call>call:search{" + "".join(pieces)
+    places = data.draw(st.sets(st.integers(0, len(text))))
+    whole = parse(formats["gemma4"], [text])
+    assert parse(formats["gemma4"], cut(text, places)) == whole
+    for _, arguments in (part for part in whole if isinstance(part, tuple)):
+        json.loads(arguments)
+
+
 @given(text=st.text(alphabet='<tool_call>/{}[]":, \nname', max_size=60), data=st.data())
 def test_no_text_fails_or_depends_on_the_cuts(
     formats: dict[str, AnswerFormat], text: str, data: st.DataObject
@@ -364,7 +470,15 @@ XML_CALL = (
 
 @pytest.mark.parametrize(
     ("format_name", "text", "n_pieces"),
-    [("hermes", CALL, len('{"city": "Paris"}')), ("qwen3_coder", XML_CALL, len("Saint-Jean-de-Luz"))],
+    [
+        ("hermes", CALL, len('{"city": "Paris"}')),
+        ("qwen3_coder", XML_CALL, len("Saint-Jean-de-Luz")),
+        (
+            "gemma4",
+            '<|tool_call>call:weather{city:<|"|>Saint-Jean-de-Luz<|"|>}<tool_call|>',
+            len("Saint-Jean-de-Luz"),
+        ),
+    ],
 )
 def test_arguments_arrive_while_the_model_writes_them(
     formats: dict[str, AnswerFormat], format_name: str, text: str, n_pieces: int
@@ -478,6 +592,7 @@ BEGINNINGS = {
     "mistral": ["", "[TOOL_CALLS]", "[TOOL_CALLS] ["],
     "mistral_args": ["", "[TOOL_CALLS]", "[TOOL_CALLS]weather[CALL_ID]"],
     "llama3_json": ["", " ", "<|python_tag|>"],
+    "gemma4": ["", "<|tool_call>", "<|tool_call>call:"],
     "openai": [
         "",
         "<|channel|>",

@@ -12,6 +12,8 @@ from radixkv.checkpoints.embedded import embedded_folder
 from radixkv.cli import main
 from radixkv.lab.studies.paging.allocators import BestFitAllocator
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.window_pages import WindowPages
+from radixkv.runtime.step.window_pool import WindowPool
 from radixkv.tree.node import Namespace
 from radixkv.wire.messages import pack_tokens
 from support.json_lines import read_lines, write_lines
@@ -39,6 +41,22 @@ SIZE_13B = {
     "num_attention_heads": 40,
     "num_key_value_heads": 40,
     "max_position_embeddings": 4096,
+}
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "vocab_size": 262_208,
+    "hidden_size": 2560,
+    "intermediate_size": 10_240,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
 }
 SMALL_POOL = ("--gpu-memory", "600MB", "--workspace", "0")
 """Of the embedded model: some 1,300 pages."""
@@ -71,6 +89,26 @@ def model(tmp_path):
         return path
 
     return write
+
+
+def test_states_of_recurrent_layers_take_memory_beside_the_pool(model, planned, capsys):
+    """Qwen3.5 9B's layers: 24 of 32 have states, 8 have K and V."""
+    layers = {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 12_288}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256}
+    hybrid = model(architectures=["Qwen3_5ForCausalLM"], vocab_size=248_320, **layers, **heads)
+    plan = planned(hybrid, "--gpu-memory", "80GB")
+    each = 24 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
+    assert plan["states"] == {"n_rows": 64, "n_kept": 4 * GIB // each, "bytes_each": each}
+    pool = plan["pools"][0]
+    assert pool["kv_bytes_per_token"] == 2 * 8 * 4 * 256 * 2
+    states = (64 + 4 * GIB // each) * each
+    assert pool["pool_bytes"] == 72 * 10**9 - plan["weight_bytes"] - states - 3 * GIB
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"(64 rows + 83 in the cache) x {each:,} bytes = {states:,} bytes" in text
+    assert f"weights - {states:,} states - 3,221,225,472 workspace" in text
+    assert "x 8 layers x 4 KV heads" in text
+    assert main(["plan", str(hybrid), "--gpu-memory", "30GB"]) != 0
+    assert "the states 7.1 and the workspace" in capsys.readouterr().err
 
 
 def test_known_sizes_of_a_tokens_kv(model, planned):
@@ -278,3 +316,26 @@ def test_wrong_use_is_one_line(flags, code, message, capsys):
 def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys):
     assert plan(tmp_path, "--gpu-memory", "80GB") == 1
     assert "config.json" in capsys.readouterr().err
+
+
+def test_rows_of_a_model_with_windows_in_some_layers_if_they_had_pages_of_their_own(tmp_path, planned, capsys):
+    """A page cache holds as many rows, less at most one whose windows need a slab that is in use in part."""
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
+    windows = planned(
+        tmp_path, "--gpu-memory", "80GB", "--prompt", 32_000, "--answer", 768, "--max-model-len", 32_768
+    )["pools"][0]["windows"]
+    pool = WindowPool(1024, windows["pages_per_slab"], windows["n_slabs"] - 193, 193, 100)
+    cache = PageCache(pool.n_slabs * pool.pages_per_slab, 16, window_pages=WindowPages.of(pool, 16))
+
+    def has_room() -> bool:
+        blocks = cache.open(Namespace(), b"")
+        for end in range(2048, 32_769, 2048):
+            if not cache.reserve(blocks, end // 16):
+                return False
+            cache.free_behind(blocks, end)
+        return True
+
+    n_rows = next(n_rows for n_rows in count() if not has_room())
+    assert windows["n_rows"] - 1 <= n_rows <= windows["n_rows"] == 76
+    assert n_rows >= 5 * 13
+    assert "31,034 slabs / (2,048 / 6 + 66) = 76 rows" in " ".join(capsys.readouterr().out.split())

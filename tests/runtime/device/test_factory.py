@@ -99,8 +99,15 @@ def test_auto_chooses_a_gpu_that_can_run_the_model(
     assert "CPU" in warning
     assert "heads of size 16 " in warning
     caplog.clear()
-    assert choose_device("auto", hybrid, with_capability(12, 1)) == "cpu"
-    assert "gated delta nets" in caplog.text
+    assert choose_device("auto", hybrid, with_capability(12, 1)) == "cuda"
+    assert caplog.messages == []
+    odd = replace(hybrid, config={**hybrid.config, "linear_value_head_dim": 96})
+    assert choose_device("auto", odd, with_capability(12, 1)) == "cpu"
+    assert "gated delta nets with heads of sizes 128 and 96" in caplog.text
+    caplog.clear()
+    gemma = replace(supported, config={**supported.config, "architectures": ["Gemma4ForCausalLM"]})
+    assert choose_device("auto", gemma, with_capability(12, 1)) == "cpu"
+    assert "the layers of Gemma4ForCausalLM are not supported on CUDA" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -341,3 +348,24 @@ def test_a_failed_start_frees_what_it_loaded(
         open_ranks(with_defaults(EngineConfig(), "cuda", 64, H100), supported)
     assert raised.value is not None, "the error is still referenced here"
     assert loaded[0]() is None
+
+
+def test_states_count_on_a_gpu_and_have_defaults_of_their_own(hybrid: Checkpoint, supported: Checkpoint) -> None:
+    """Their memory is checked before weights are read; what they do not go with is refused as on the CPU."""
+    plain = EngineConfig(ModelConfig(device="cuda"))
+    settings = resolve_config(plain, hybrid, H100).device_settings
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (64, 8192)
+    assert settings.state_memory_bytes == 4 << 30
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"cache": CacheConfig(state_memory_bytes=100)}, "state_memory_bytes 100 is less than the states of one"),
+        ({"cache": CacheConfig(state_memory_bytes=1 << 40)}, "states of gated delta nets .* take 102[0-9]"),
+        ({"scheduler": SchedulerConfig(max_num_seqs=32_000)}, "max_num_seqs 32000 .*set max_num_seqs or state_mem"),
+        ({"cache": CacheConfig(state_memory_bytes=67 << 30)}, "leaves no room for a KV pool"),
+        ({"cache": CacheConfig(host_memory_bytes=1 << 30)}, "leave host_memory_bytes"),
+        ({"scheduler": SchedulerConfig(speculative_config=SpeculativeConfig())}, "leave speculative_config out"),
+    ]
+    for changes, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            resolve_config(replace(plain, **changes), hybrid, H100)
+    with pytest.raises(ConfigError, match="no recurrent layers"):
+        resolve_config(replace(plain, cache=CacheConfig(state_memory_bytes=1 << 30)), supported, H100)

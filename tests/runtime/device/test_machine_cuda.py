@@ -271,10 +271,14 @@ def test_models_that_only_the_cpu_runs() -> None:
         with pytest.raises(ConfigError, match=f"heads of size {head_dim}.* 64, 128 and 256.*device to cpu"):
             check_model(parse({"head_dim": head_dim}))
     hybrid = {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4, "head_dim": 128}
-    with pytest.raises(ConfigError, match="this Qwen3_5ForCausalLM has gated delta nets.*device to cpu"):
-        check_model(parse(hybrid))
-    with pytest.raises(ConfigError, match="this Qwen3_5ForCausalLM has gated"):
-        check_model(parse({**hybrid, "layer_types": ["full_attention"] * 4}))
+    check_model(parse(hybrid))
+    check_model(parse({**hybrid, "layer_types": ["full_attention"] * 4}))
+    for size in (8, 96, 512):
+        for name in ("linear_key_head_dim", "linear_value_head_dim"):
+            with pytest.raises(ConfigError, match=f"delta nets with heads of size {size}; .*128 and 256; .*to cpu"):
+                check_model(parse({**hybrid, name: size}))
+    with pytest.raises(ConfigError, match="this Gemma4ForCausalLM has layers with different heads.*device to cpu"):
+        check_model(parse({"architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 6, "head_dim": 128}))
     check_model(parse({"architectures": ["MixtralForCausalLM"], **EXPERTS}))
     check_model(parse({"architectures": ["GptOssForCausalLM"], **EXPERTS}))
 

@@ -13,7 +13,7 @@ from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
-from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
+from radixkv.runtime.device.memory.page_shape import PageLayout, PageShape, count_pages
 from radixkv.runtime.device.memory_check import available_bytes, check_allocation
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops.cpu.layers import Rotary
@@ -32,7 +32,7 @@ def tables() -> PersistentBatch:
 
 
 def pool() -> KVPool:
-    return KVPool(PageShape(n_layers=3, n_kv_heads=2, page_size=4, head_dim=16), 10)
+    return KVPool(PageLayout.uniform(PageShape(n_layers=3, n_kv_heads=2, page_size=4, head_dim=16)), 10)
 
 
 def angles() -> Rotary:

@@ -67,9 +67,9 @@ class TimedAttention:
         self.seconds = 0.0
         """Wall time spent in ``run`` since the creation, all layers together, in seconds."""
 
-    def plan(self, spans: Sequence[RowSpan]) -> None:
+    def plan(self, spans: Sequence[RowSpan], window_spans: Sequence[RowSpan] | None = None) -> None:
         """See ``Attention.plan``."""
-        self._attention.plan(spans)
+        self._attention.plan(spans, window_spans)
 
     def run(self, *args: Any) -> None:
         """See ``LayerAttention.run``."""

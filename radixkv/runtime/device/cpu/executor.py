@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -19,17 +20,20 @@ from radixkv.runtime.device.attention.cpu.base import Attention
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.collectives import Collectives, OneRank, SummingCollectives
 from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
+from radixkv.runtime.device.cpu.window_tables import WindowTables
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scales_text
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
 from radixkv.runtime.device.memory.cpu.host_states import CpuHostStates
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
-from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates, state_bytes
-from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
+from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
+from radixkv.runtime.device.memory.cpu.slab_pool import SlabPool
+from radixkv.runtime.device.memory.page_shape import PageLayout, count_pages
+from radixkv.runtime.device.memory.slab_shape import SlabShape, are_mixed, slab_shape
+from radixkv.runtime.device.memory.state_size import all_states_bytes, count_states
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.ops.base import Operations, TokenSpan
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.ops.summed import Summed, SummedOperations
@@ -111,11 +115,30 @@ class CpuExecutor:
             self.dtype = str(weights.dtype).removeprefix("torch.")
         states = self.n_states = None
         if config.delta_nets is not None:
-            self.n_states = _n_states(config.delta_nets, weights.dtype, settings)
+            self.n_states = count_states(config.delta_nets, weights.dtype, settings)
             states = RecurrentStates(config.delta_nets, max_rows, self.n_states, weights.dtype)
-        self.pool = KVPool(page, n_pages, states)
-        self._states = states
         windows = config.windows_within(max_model_len)
+        slabs = _slabs(page, windows, n_pages, settings)
+        self.window_pool = self._window_tables = None
+        if slabs is None:
+            self.pool: KVPool | SlabPool = KVPool(page, n_pages, states)
+        else:
+            self.pool, self.window_pool, n_pages = SlabPool(slabs), slabs.pool, slabs.n_pages
+            logger.info(
+                "layers with windows of %d tokens have pages of their own: %d slabs of %d pages or one for windows "
+                "and %d for windows only",
+                slabs.window,
+                slabs.n_slabs,
+                slabs.pages_per_slab,
+                slabs.n_window_slabs,
+            )
+            self._window_tables = WindowTables(
+                max_rows=max_rows,
+                max_model_len=max_model_len,
+                page_size=page_size,
+                n_pages=slabs.n_slabs + slabs.n_window_slabs,
+            )
+        self._states = states
         self.window = longest_window(windows)
         self.attention: Attention = PagedAttention(
             self.pool,
@@ -135,8 +158,7 @@ class CpuExecutor:
             device=self.device,
             processor=f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
             torch_version=torch.__version__,
-            layout=f"k v, {page.n_layers} layers, {page.n_kv_heads} kv_heads, {page.page_size} tokens, "
-            f"{page.head_dim} head_dim",
+            layout=f"k v, {page}",
             scales=scales_text(page.dtype, kv_scales or ()),
         )
         self._sampler = Sampler(max_rows, config.vocab_size)
@@ -147,12 +169,15 @@ class CpuExecutor:
         packed = self._packer.pack(plan)
         if self._states is not None:
             self._states.check(plan)
+        if self._window_tables is not None:
+            self._window_tables.check(plan)
         step = _Step(self, plan.step, packed)
         self._queue.append(step)
         return step
 
     def open_copier(self, host_memory_bytes: int, part: SlotPart | None = None) -> CopyThreads:
         """See ``Executor.open_copier``."""
+        assert isinstance(self.pool, KVPool), "with a host tier layers with windows have no pages of their own"
         if self._states is None:
             return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes, part))
         # In the proportion of the device; but where that has room for more states than pages, pages are left.
@@ -194,12 +219,21 @@ class CpuExecutor:
         if packed.plan.copies:
             self.pool.copy(packed.plan.copies)
         self._batch.update(packed)
-        self.attention.plan(self._batch.spans(packed))
+        spans = self._batch.spans(packed)
+        window_spans = None
+        if self._window_tables is not None and isinstance(self.pool, SlabPool):
+            self.pool.copy_windows(packed.plan.window_copies)
+            self._window_tables.update(packed.plan)
+            window_spans = self._window_tables.spans(packed, spans)
+        self.attention.plan(spans, window_spans)
         sequences: tuple[TokenSpan, ...] = ()
         if self._states is not None:
             self._states.load(packed.plan)
             sequences = self._states.token_spans(packed.plan)
-        hidden = self.model(self._batch.inputs(packed, sequences), self.pool, self.attention)
+        inputs = self._batch.inputs(packed, sequences)
+        if self._window_tables is not None:
+            inputs = replace(inputs, in_windows=self._window_tables.inputs(packed, inputs))
+        hidden = self.model(inputs, self.pool, self.attention)
         last = hidden[torch.from_numpy(packed.sampled)]
         positions = [(index, one) for index, row in enumerate(packed.plan.rows) for one in row.samplings()]
         sampled: dict[int, SampledToken | None] = {}
@@ -372,30 +406,41 @@ def _dtype(name: str) -> torch.dtype:
     return choices[name]
 
 
-def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageShape, int]:
-    """Returns the page shape and the number of pages. Raises ``ConfigError`` for a pool without a page."""
+def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageLayout, int]:
+    """Returns the page layout and the number of pages. Raises ``ConfigError`` for a pool without a page."""
     config = weights.config
     assert settings.kv_cache_memory_bytes is not None, "the pool on the CPU has a size"
     dtype = choose_kv_dtype(settings.kv_cache_dtype, weights.dtype)
-    page = PageShape.of(config, settings.page_size, dtype)
+    page = PageLayout.of(config, settings.page_size, dtype)
     n_pages = count_pages(page, settings.kv_cache_memory_bytes, settings.max_total_tokens)
     return page, n_pages
 
 
-def _n_states(config: DeltaNetConfig, dtype: torch.dtype, settings: DeviceSettings) -> int:
-    """Returns how many states the tree can have. Raises ``ConfigError`` if its memory is less than one."""
-    n_bytes = state_bytes(config, dtype)
-    n_states = settings.state_memory_bytes // n_bytes
-    if settings.state_memory_bytes and not n_states:
-        raise ConfigError(
-            f"state_memory_bytes {settings.state_memory_bytes} is less than the states of one sequence, which take "
-            f"{n_bytes} bytes; set --state-memory to a multiple of that"
+def _slabs(
+    page: PageLayout, windows: tuple[int | None, ...], n_pages: int, settings: DeviceSettings
+) -> SlabShape | None:
+    """Returns the slabs of a pool with the memory of ``n_pages`` pages of all layers; None if it has none."""
+    if not settings.has_window_pages or not are_mixed(windows):
+        return None
+    (part,) = page.parts
+    shape = slab_shape(
+        part,
+        windows,
+        n_pages,
+        max_row_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+    )
+    if shape is None:
+        logger.info(
+            "%d pages are kept of all layers: the pool is too small to give back those behind windows of %d tokens",
+            n_pages,
+            max(window for window in windows if window is not None),
         )
-    return n_states
+    return shape
 
 
 def _check_memory(
-    weights: Weights, page: PageShape, n_pages: int, settings: DeviceSettings, *, n_ranks: int = 1
+    weights: Weights, page: PageLayout, n_pages: int, settings: DeviceSettings, *, n_ranks: int = 1
 ) -> None:
     """Raises ``ConfigError`` if weights, states and pool of all ranks do not fit into memory.
 
@@ -405,8 +450,7 @@ def _check_memory(
     weights_bytes = n_ranks * weights.peak_bytes
     if (delta_nets := weights.config.delta_nets) is not None:
         max_rows = settings.max_num_seqs
-        n_states = max_rows + _n_states(delta_nets, weights.dtype, settings)
-        states_bytes = n_states * state_bytes(delta_nets, weights.dtype)
+        states_bytes = all_states_bytes(delta_nets, weights.dtype, settings)
         require_memory(
             weights_bytes + states_bytes,
             f"states of {states_bytes} bytes for max_num_seqs {max_rows} and the prefix cache beside the model, a "

@@ -25,6 +25,7 @@ from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.page_copier import SlotPart
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
+from radixkv.runtime.step.window_pool import WindowPool
 from radixkv.wire.messages import TokenLogprobs
 
 MAX_PROMPT_LOGPROB_ROWS = 256
@@ -53,7 +54,7 @@ class CudaExecutor:
     """Plans should list shared runs: attention can read their pages once for many rows."""
     splits_drafts = True
     """A draft is a row to attention, which takes the place of another."""
-    n_states: int | None = None
+    window_pool: WindowPool | None = None
     is_asynchronous = True
     """The GPU computes launched steps while the host does other things."""
 
@@ -73,6 +74,7 @@ class CudaExecutor:
         self.dtype = str(runner.dtype).removeprefix("torch.")
         self.kv_dtype = kv_dtype_name(pool.k.dtype)
         self.n_pages = pool.n_pages
+        self.n_states = None if runner.states is None else runner.states.n_tree_slots
         self.vocab_size = vocab_size
         self.window = window
         n_layers, _, page_size, n_kv_heads, head_dim = pool.k.shape
@@ -99,6 +101,8 @@ class CudaExecutor:
             DeviceLost: the device no longer responds.
         """
         step = self._packer.pack(plan)
+        if self._runner.states is not None:
+            self._runner.states.check(plan)
         with self._errors.convert(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
             begun = torch.cuda.Event(enable_timing=True)
             begun.record(self._stream)

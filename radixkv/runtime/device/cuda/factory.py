@@ -28,12 +28,15 @@ from radixkv.runtime.device.machine import (
     choose_dtype,
 )
 from radixkv.runtime.device.memory.cuda.pool_size import measure_memory, plan_pages
+from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.cuda.staging import StagingLayout
 from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.state_size import count_states
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import Operations
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
+from radixkv.runtime.device.ops.cuda.delta_net.blocks import block_bytes
 from radixkv.runtime.device.ops.cuda.divided_head import DividedHead
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.ops.cuda.summed import CudaSummed
@@ -130,12 +133,18 @@ def open_cuda_executor(
             sinks=decoder.sinks,
             prefill_kernel="triton" if backend == "triton" else None,
         )
-        runner = ModelRunner(decoder, attention, layout, settings, stream, collectives or OneRank())
+        states = None
+        if (delta_nets := config.delta_nets) is not None:
+            n_states = count_states(delta_nets, torch_dtype, settings)
+            states = CudaStates(delta_nets, settings.max_num_seqs, n_states, torch_dtype, device)
+        runner = ModelRunner(decoder, attention, layout, settings, stream, collectives or OneRank(), states)
         sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
         sampler.warm_up(torch_dtype)
         times.end("sampler")
         runner.open_pool(page, 0)
         step_bytes = runner.measure_largest() + runner.logits_bytes
+        if delta_nets is not None:  # a row may begin and end within blocks
+            step_bytes += 2 * settings.max_num_seqs * block_bytes(delta_nets, torch_dtype)
         times.end("largest step")
         graph_bytes = _graph_bytes(runner, config.n_layers)
         times.end("memory of graphs")

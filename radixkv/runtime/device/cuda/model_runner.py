@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,13 @@ from radixkv.runtime.device.graphs.decode import DecodeGraphs, decode_buckets
 from radixkv.runtime.device.graphs.piecewise import PiecewiseGraphs, token_buckets
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
+from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates, SortedSaves
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
 from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
+from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
 from radixkv.runtime.device.pack import PackedStep, RowArrays
 from radixkv.runtime.step.plan import StepPlan
 
@@ -57,6 +60,7 @@ class ModelRunner:
         settings: sizes of pages, rows and steps, and whether there are graphs.
         stream: all work is enqueued here; it must be the current stream.
         collectives: of this rank.
+        states: of gated delta nets; None: the model has none.
     """
 
     def __init__(
@@ -67,15 +71,20 @@ class ModelRunner:
         settings: DeviceSettings,
         stream: torch.cuda.Stream,
         collectives: Collectives,
+        states: CudaStates | None = None,
     ) -> None:
         self._decoder = decoder
         self._collectives = collectives
         self._attention = attention
         self._settings = settings
+        self.states = states
+        """States of gated delta nets; None: the model has none."""
         max_rows, has_graphs = settings.max_num_seqs, not settings.enforce_eager
         self.decode_sizes = decode_buckets(max_rows) if has_graphs else []
         """Numbers of rows to capture decode graphs for."""
-        self.piecewise_sizes = token_buckets(settings.max_num_batched_tokens) if has_graphs else []
+        # The kernels of gated delta nets are launched for each row, so a graph fits no other rows.
+        has_pieces = has_graphs and states is None
+        self.piecewise_sizes = token_buckets(settings.max_num_batched_tokens) if has_pieces else []
         """Numbers of tokens to capture piecewise graphs for."""
         self._row_fields = RowFields(max_rows, layout)
         self._stream = stream
@@ -114,11 +123,13 @@ class ModelRunner:
         self._graphs.clear()
         self._piecewise.clear()
         self._pool = None  # frees its memory for the next one
-        self._pool = CudaPool(page, n_pages, self._device)
+        self._pool = CudaPool(page, n_pages, self._device, self.states)
         # The first copies load kernels, for which the driver waits until the device is idle: not within a step.
         # torch has one kernel for up to 16 indices, and one for more.
         for n_pages_copied in (1, 17):
             self._pool.copy([(self._pool.zero_page, self._pool.zero_page)] * n_pages_copied)
+        if self.states is not None:
+            self.states.warm_up()
         self._batch = PersistentBatch(
             self._row_fields,
             self._staging,
@@ -132,7 +143,12 @@ class ModelRunner:
         """Captures decode graphs over the pool for these numbers of rows, if attention supports graphs. Takes up
         to seconds. Returns the number of graphs."""
         warm_up, body = (partial(self._decode, run) for run in (self._decoder.run_distinct, self._decoder))
-        return self._graphs.capture(sizes, self._attention.variants, self._stage_padding, warm_up, body)
+        return self._graphs.capture(sizes, self._variants, self._stage_padding, warm_up, body)
+
+    def _variants(self, bucket: int) -> list[Variant]:
+        """Returns the variants of a bucket: with states, none for several tokens of a row."""
+        variants = self._attention.variants(bucket)
+        return [variant for variant in variants if self.states is None or variant != "extend"]
 
     def capture_piecewise(self, sizes: Sequence[int]) -> int:
         """Captures piecewise graphs over the pool for these numbers of tokens. Takes up to a second. Returns the
@@ -166,6 +182,7 @@ class ModelRunner:
         rows, n_decode = step.rows, step.n_decode
         if (
             n_decode < step.n_rows
+            and self.states is None  # a state's tokens come one after the other
             and self._graphs.bucket(len(step.ids)) is not None
             and self._row_fields.fits_updates(step)
             and self._attention.fits_prompts(rows.starts[n_decode:], rows.n_tokens[n_decode:])
@@ -178,6 +195,16 @@ class ModelRunner:
         """Enqueues one step."""
         if step.plan.copies:
             self.pool.copy(step.plan.copies)
+        if self.states is None:
+            return self._enqueue(step)
+        saves = SortedSaves.of(step.plan)
+        self.states.load(step.plan.state_loads)
+        self.states.save(saves.before)
+        outputs = self._enqueue(step)
+        self.states.save(saves.after)
+        return outputs
+
+    def _enqueue(self, step: PackedStep) -> StepOutputs:
         bucket = None
         if self._row_fields.fits_decode_graph(step) and not any(row.reports_states for row in step.plan.rows):
             bucket = self._graphs.bucket(step.n_rows)
@@ -251,9 +278,21 @@ class ModelRunner:
         ids, max_n_tokens = to_device(step.ids, self._device), int(step.rows.n_tokens.max())
         bucket = self._piecewise.bucket(len(ids))
         if bucket is None:
-            return partial(self._decoder, self._batch.prepare(step.n_rows, ids, max_n_tokens), self.pool)
+            inputs = self._batch.prepare(step.n_rows, ids, max_n_tokens)
+            if self.states is not None:
+                inputs = replace(inputs, sequences=self._sequences(step, self.states))
+            return partial(self._decoder, inputs, self.pool)
         self._batch.prepare_static(step.n_rows, ids, max_n_tokens, bucket)
         return partial(self._piecewise.run, bucket, len(ids), self.pool)
+
+    def _sequences(self, step: PackedStep, states: CudaStates) -> DeviceSequences:
+        """Returns the staged rows, for layers that have states."""
+        if step.n_decode == step.n_rows:
+            return self._batch.sequences(step.n_decode)
+        within = SortedSaves.of(step.plan).within
+        arrays = block_arrays(step.rows, step.n_decode, within, states.n_batch_slots)
+        prompts = BlockArrays(*(to_device(array, self._device) for array in arrays))
+        return self._batch.sequences(step.n_decode, prompts)
 
     def _last_tokens_attention(self, step: PackedStep) -> LayerAttention:
         """Plans attention of each row's last token.

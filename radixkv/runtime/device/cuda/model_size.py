@@ -10,6 +10,7 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name
 from radixkv.runtime.device.machine import check_model, choose_dtype
 from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.state_size import state_bytes
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.device.weights.weights import open_weights
@@ -32,6 +33,8 @@ class ModelSize:
     """All weights, with the scales of quantized ones."""
     loading_bytes: int
     """Memory for converting weights while they are loaded."""
+    state_bytes: int
+    """The states of one sequence; 0 where all layers have K and V."""
     n_ranks: int
     """Ranks that compute the model together."""
     n_page_parts: int
@@ -83,6 +86,7 @@ def model_size(checkpoint: Checkpoint, quantization: str | None = None, n_ranks:
             has_fp8=weights.has_fp8,
             weight_bytes=weights.n_bytes,
             loading_bytes=weights.dequantizing_bytes,
+            state_bytes=0 if (nets := weights.config.delta_nets) is None else state_bytes(nets, dtype),
             n_ranks=n_ranks,
             n_page_parts=whole.n_page_parts(n_ranks),
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
-from radixkv.runtime.device.ops.base import TokenInputs
+from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, TokenInputs
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
 from radixkv.runtime.device.pack import Ints, PackedStep, RowArrays
 
@@ -119,9 +121,14 @@ class PersistentBatch:
         """Returns token inputs at fixed addresses. They always hold valid values, perhaps of an earlier step."""
         return self._static_inputs.first(n_tokens)
 
+    def sequences(self, n_decode: int, prompts: BlockArrays[Tensor] | None = None) -> DeviceSequences:
+        """Returns the staged rows, for layers that have states: decode rows, then those of ``prompts``."""
+        batch_slots, starts = self._staged_rows.batch_slots[:n_decode], self._staged_rows.starts[:n_decode]
+        return DeviceSequences(self._fields.max_rows, batch_slots, starts, prompts)
+
     def prepare_decode(self, n_rows: int) -> TokenInputs:
         """Computes inputs of the staged decode rows, one token each, into ``static_inputs``."""
-        inputs = self.static_inputs(n_rows)
+        inputs = replace(self.static_inputs(n_rows), sequences=self.sequences(n_rows))
         self._prepare(n_rows, self._staging.view(self._fields.ids)[:n_rows], 1, inputs)
         return inputs
 

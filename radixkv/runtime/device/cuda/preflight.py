@@ -13,11 +13,13 @@ from radixkv.runtime.device.machine import (
     check_max_num_seqs,
     check_model,
     check_page_size,
+    check_states_fit,
     check_weights_fit,
     choose_dtype,
 )
 from radixkv.runtime.device.memory.cuda.pool_size import MemoryUse, plan_pages
 from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.state_size import all_states_bytes
 from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.device.weights.weights import open_weights
 
@@ -55,6 +57,10 @@ def check_for_cuda(checkpoint: Checkpoint, gpu: Gpu, settings: DeviceSettings) -
     if has_fp8 and config.experts is not None:
         check_fp8_experts(gpu)
     check_weights_fit(n_bytes + extra_bytes, gpu)
+    states_bytes = 0
+    if config.delta_nets is not None:
+        states_bytes = all_states_bytes(config.delta_nets, torch_dtype, settings)
+        check_states_fit(states_bytes, n_bytes, settings.max_num_seqs, gpu)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, torch_dtype)
     page = PageShape.of(config, settings.page_size, kv_dtype)
-    plan_pages(page, MemoryUse(gpu.total_bytes, gpu.free_bytes - n_bytes), settings)
+    plan_pages(page, MemoryUse(gpu.total_bytes, gpu.free_bytes - n_bytes - states_bytes), settings)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
@@ -12,9 +14,12 @@ from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
+from radixkv.runtime.device.model.layer_inputs import LayerInputs, rounded
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import (
     DeltaNet,
+    ExpertsBeside,
+    LayerInput,
     LayerStates,
     Linear,
     Mlp,
@@ -24,7 +29,6 @@ from radixkv.runtime.device.ops.base import (
     Rows,
     TokenInputs,
     as_tensor,
-    gated,
 )
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,
@@ -40,7 +44,7 @@ class LayerCaches(Protocol):
 
     @property
     def layers(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """K and V of each layer with attention."""
+        """K and V that each layer with attention reads."""
         ...
 
     @property
@@ -61,17 +65,28 @@ class Activations:
     """[tokens, heads, head_dim]: output of attention."""
     gate: Tensor | None
     """[tokens, heads * head_dim]: what the output is multiplied by, before a sigmoid; None: there is no gate."""
+    layer_inputs: Tensor | None = None
+    """[tokens, layers, size]: what each layer has beside the residual stream; None: there is nothing."""
 
     def first(self, n_tokens: int) -> Activations:
         """Returns views of the first ``n_tokens`` tokens."""
-        gate = None if self.gate is None else self.gate[:n_tokens]
-        return Activations(self.residual[:n_tokens], self.q[:n_tokens], self.attention_out[:n_tokens], gate)
+        gate, inputs = (None if x is None else x[:n_tokens] for x in (self.gate, self.layer_inputs))
+        return Activations(self.residual[:n_tokens], self.q[:n_tokens], self.attention_out[:n_tokens], gate, inputs)
 
     def of_tokens(self, indices: Tensor) -> Activations:
-        """Returns copies of the residual stream, queries and gates of some tokens, [n] int32."""
+        """Returns copies of the residual stream, queries, gates and layers' inputs of some tokens, [n] int32."""
         residual, q = (x.index_select(0, indices) for x in (self.residual, self.q))
-        gate = None if self.gate is None else self.gate.index_select(0, indices)
-        return Activations(residual, q, torch.zeros_like(q), gate)
+        gate, inputs = (None if x is None else x.index_select(0, indices) for x in (self.gate, self.layer_inputs))
+        return Activations(residual, q, torch.zeros_like(q), gate, inputs)
+
+    def with_heads(self, head_dim: int) -> Activations:
+        """Returns views whose queries and outputs have heads of a size, at most that of these."""
+        n_tokens, n_heads, size = self.q.shape
+        if head_dim == size:
+            return self
+        shape = (n_tokens, n_heads, head_dim)
+        q, out = (x.flatten()[: math.prod(shape)].view(shape) for x in (self.q, self.attention_out))
+        return replace(self, q=q, attention_out=out)
 
 
 @dataclass(frozen=True)
@@ -113,8 +128,11 @@ class Decoder:
         self._embedding = weights.embedding()
         self._position_embedding = weights.position_embedding()
         self._embedding_scale: float | None = None
-        if config.embedding_scale is not None:  # rounded as Transformers does
-            self._embedding_scale = torch.tensor(config.embedding_scale).to(weights.dtype).item()
+        if config.embedding_scale is not None:
+            self._embedding_scale = rounded(config.embedding_scale, weights.dtype)
+        self._layer_inputs: LayerInputs | None = None
+        if (parts := weights.layer_inputs()) is not None:
+            self._layer_inputs = LayerInputs(parts, operations, n_layers=config.n_layers)
         self._layers = [
             _Layer.build(config, index, weights.layer(index), operations, scales.get(index, UNSCALED))
             for index in range(config.n_layers)
@@ -122,6 +140,7 @@ class Decoder:
         self._final_norm = operations.norm(weights.final_norm())
         head = self._embedding if config.tied_head else weights.head()
         self._head = operations.head(LinearWeights(head))
+        self._gated = operations.gated
 
         kinds = [
             tuple(layer.kind for layer in self._layers[first : last + 1])
@@ -135,6 +154,11 @@ class Decoder:
         """[attentions]: sinks, [heads] each; None for those without."""
         return [layer.mixer.sinks for layer in self._layers if isinstance(layer.mixer, _Attention)]
 
+    @cached_property
+    def head_sizes(self) -> list[int]:
+        """[attentions]: size of each one's heads."""
+        return [self._config.heads[layer].head_dim for layer in self._attention_layers]
+
     @property
     def n_attentions(self) -> int:
         """Number of attention calls in a step."""
@@ -142,10 +166,13 @@ class Decoder:
 
     def empty_activations(self, n_tokens: int) -> Activations:
         """Allocates activations of ``n_tokens`` tokens."""
-        heads = (n_tokens, self._config.n_heads, self._config.head_dim)
-        empty = self._embedding.new_empty
-        gate = empty(n_tokens, heads[1] * heads[2]) if self._config.has_output_gate else None
-        return Activations(empty(n_tokens, self._config.hidden_size), empty(heads), empty(heads), gate)
+        config, empty = self._config, self._embedding.new_empty
+        heads = (n_tokens, config.n_heads, max(config.heads[layer].head_dim for layer in self._attention_layers))
+        gate = empty(n_tokens, heads[1] * heads[2]) if config.has_output_gate else None
+        inputs = None
+        if config.layer_inputs is not None:
+            inputs = empty(n_tokens, config.n_layers, config.layer_inputs.size)
+        return Activations(empty(n_tokens, config.hidden_size), empty(heads), empty(heads), gate, inputs)
 
     def __call__(
         self,
@@ -182,9 +209,10 @@ class Decoder:
         activations = self.empty_activations(len(inputs.ids))
         self.run_before_first_attention(activations, inputs, pool)
         for index in attentions:
-            attention.run(index, activations.q, *pool.layers[index], activations.attention_out)
+            heads = activations.with_heads(self.head_sizes[index])
+            attention.run(index, heads.q, *pool.layers[index], heads.attention_out)
             self.run_between_attentions(index, activations, inputs, pool)
-        return self.run_from_last_attention(activations, pool, attention, output_tokens)
+        return self.run_from_last_attention(activations, pool, attention, output_tokens, inputs)
 
     def run_before_first_attention(self, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
         """Runs everything before the first attention."""
@@ -193,6 +221,9 @@ class Decoder:
             activations.residual.mul_(self._embedding_scale)
         if self._position_embedding is not None:
             activations.residual.add_(self._position_embedding.index_select(0, inputs.positions))
+        if self._layer_inputs is not None:
+            assert activations.layer_inputs is not None, "empty_activations allocates them"
+            self._layer_inputs(inputs.ids, activations.residual, activations.layer_inputs)
         self._advance(0, self._layers[0].norm(activations.residual), activations, inputs, pool)
 
     def run_between_attentions(
@@ -208,22 +239,34 @@ class Decoder:
         pool: LayerCaches,
         attention: LayerAttention,
         output_tokens: OutputTokens | None = None,
+        inputs: TokenInputs | None = None,
     ) -> Tensor:
-        """Runs the last layer's attention and everything after it. Returns what ``__call__`` does."""
+        """Runs the last attention and everything after it. Returns what ``__call__`` does.
+
+        Takes what ``__call__`` takes; ``inputs`` only where layers follow the one with the last attention.
+        """
         index = self.n_attentions - 1
+        activations = activations.with_heads(self.head_sizes[index])
         if output_tokens is not None:
             # Nothing reads this layer's states of other tokens.
             activations = activations.of_tokens(output_tokens.indices)
             attention = output_tokens.attention()
         attention.run(index, activations.q, *pool.layers[index], activations.attention_out)
-        return as_tensor(self._after_attention(len(self._layers) - 1, activations))
+        last = self._attention_layers[index]
+        normed = self._after_attention(last, activations)
+        if last + 1 < len(self._layers):
+            assert inputs is not None, "layers follow the one with the last attention"
+            assert output_tokens is None, "layers with states read all tokens"
+            normed = self._advance(last + 1, normed, activations, inputs, pool)
+        return as_tensor(normed)
 
     def _advance(
         self, index: int, normed: Rows, activations: Activations, inputs: TokenInputs, pool: LayerCaches
-    ) -> None:
-        """Runs gated delta nets from layer ``index`` on, and stores what the next attention reads.
+    ) -> Rows:
+        """Runs layers without attention from layer ``index`` on, and stores what the next attention reads.
 
-        That is K and V in the pool, and rotated queries and gates in ``activations``.
+        That is K and V in the pool, and rotated queries and gates in ``activations``. Returns the residual stream
+        after the norm of the layer with attention, or after the final one if there is none.
 
         Args:
             index: of the layer.
@@ -232,35 +275,63 @@ class Decoder:
             inputs: the tokens.
             pool: KV pool and states.
         """
-        while isinstance(mixer := self._layers[index].mixer, _DeltaNetLayer):
-            mixed = mixer.delta_net(normed, inputs.sequences, pool.states[mixer.index])
-            normed = self._after_mixer(index, mixed, activations.residual)
+        for layer in self._layers[index:]:
+            match layer.mixer:
+                case _Attention() as attention:
+                    attention.store(normed, activations, inputs, pool)
+                    return normed
+                case _DeltaNetLayer() as mixer:
+                    mixed = mixer.delta_net(normed, inputs.sequences, pool.states[mixer.index])
+                    normed = self._after_mixer(index, mixed, activations)
+                case None:
+                    assert layer.mlp is not None, "a layer has at least one half"
+                    normed = layer.mlp.add_and_norm(normed, activations.residual, self._norm_after(index))
             index += 1
-        mixer.store(normed, activations, inputs, pool)
+        return normed
 
     def _after_attention(self, index: int, activations: Activations) -> Rows:
         """Runs the rest of layer ``index`` after its attention. Returns the residual stream after the next norm."""
-        attended = activations.attention_out.flatten(1)
+        attended = activations.with_heads(self._config.heads[index].head_dim).attention_out.flatten(1)
         if activations.gate is not None:
-            attended = gated(attended, activations.gate)
-        return self._after_mixer(index, attended, activations.residual)
+            attended = self._gated(attended, activations.gate)
+        return self._after_mixer(index, attended, activations)
 
-    def _after_mixer(self, index: int, mixed: Tensor, residual: Tensor) -> Rows:
+    def _after_mixer(self, index: int, mixed: Tensor, activations: Activations) -> Rows:
         """Runs the rest of a layer after what mixes tokens. Returns the residual stream after the next norm.
 
         Args:
             index: of the layer.
             mixed: [tokens, size], output of attention or of the delta net.
-            residual: [tokens, hidden]; changed.
+            activations: of which the residual stream is changed.
         """
-        layer = self._layers[index]
-        next_norm = self._final_norm if index + 1 == len(self._layers) else self._layers[index + 1].norm
+        layer, residual = self._layers[index], activations.residual
+        next_norm = self._norm_after(index)
+        assert layer.output is not None, "a layer with a mixer has the projection of its output"
+        if layer.mlp is None:
+            return layer.output.add_and_norm(mixed, residual, next_norm)
+        assert layer.mlp_norm is not None, "a layer with both halves has a norm of each"
         if layer.norms_after is None:
             normed = layer.output.add_and_norm(mixed, residual, layer.mlp_norm)
             return layer.mlp.add_and_norm(normed, residual, next_norm)
         after_mixer, after_mlp = layer.norms_after
         normed = layer.mlp_norm.add(as_tensor(after_mixer(layer.output(mixed))), residual)
-        return next_norm.add(as_tensor(after_mlp(layer.mlp(normed))), residual)
+        computed = layer.mlp(normed)
+        if layer.experts_beside is not None:
+            computed = layer.experts_beside(computed, residual)
+        added = as_tensor(after_mlp(computed))
+        if layer.layer_input is None and layer.scale is None:
+            return next_norm.add(added, residual)
+        residual.add_(added)
+        if layer.layer_input is not None:
+            assert activations.layer_inputs is not None, "all layers have inputs, or none"
+            residual.add_(layer.layer_input(residual, activations.layer_inputs[:, index]))
+        if layer.scale is not None:
+            residual.mul_(layer.scale)
+        return next_norm(residual)
+
+    def _norm_after(self, index: int) -> Norm:
+        """Returns the norm that follows a layer."""
+        return self._final_norm if index + 1 == len(self._layers) else self._layers[index + 1].norm
 
     def empty_logits(self, n_rows: int) -> Tensor:
         """Allocates the output of ``logits``: [n_rows, vocab]."""
@@ -271,7 +342,16 @@ class Decoder:
 
         Where ranks divide the vocabulary, all must do this, and rank 0 alone gets logits.
         """
-        return self._head(hidden, out)
+        logits = self._head(hidden, out)
+        return logits if self._config.logit_cap is None else _capped(logits, self._config.logit_cap)
+
+
+def _capped(logits: Tensor, cap: float) -> Tensor:
+    """Overwrites logits by ``cap * tanh(logits / cap)`` and returns them. An element's place changes no bit."""
+    full = logits.float()
+    decay = full.abs().mul_(-2.0 / cap).exp_()
+    limited = (1.0 - decay).div_(decay.add_(1.0)).mul_(cap)
+    return logits.copy_(limited.copysign_(full))
 
 
 @dataclass(frozen=True)
@@ -280,14 +360,19 @@ class _Attention:
 
     index: int
     """Of the attention."""
+    head_dim: int
     query_key_value: Linear
     rotate_and_store: RotateAndStore
     output_gate: Linear | None
     sinks: Tensor | None
+    has_window: bool
 
     def store(self, normed: Rows, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
         """Stores K and V in the pool, and rotated queries and gates in ``activations``."""
-        self.rotate_and_store(self.query_key_value(normed), inputs, *pool.layers[self.index], activations.q)
+        if self.has_window and inputs.in_windows is not None:
+            inputs = inputs.in_windows
+        q = activations.with_heads(self.head_dim).q
+        self.rotate_and_store(self.query_key_value(normed), inputs, *pool.layers[self.index], q)
         if self.output_gate is not None:
             self.output_gate(normed, activations.gate)
 
@@ -304,13 +389,19 @@ class _DeltaNetLayer:
 @dataclass(frozen=True)
 class _Layer:
     norm: Norm
-    mixer: _Attention | _DeltaNetLayer
-    """What mixes tokens."""
-    output: Linear
-    mlp_norm: Norm
-    mlp: Mlp
+    """Of the layer's input."""
+    mixer: _Attention | _DeltaNetLayer | None
+    """What mixes tokens; None: the layer is an MLP."""
+    output: Linear | None
+    mlp_norm: Norm | None
+    mlp: Mlp | None
     norms_after: tuple[Norm, Norm] | None
     """Norms of the outputs of mixer and MLP, before these are added to the residual stream."""
+    experts_beside: ExpertsBeside | None
+    layer_input: LayerInput | None
+    """What the layer's own input adds after the MLP."""
+    scale: Tensor | None
+    """[1]: what the residual stream is multiplied by at the end."""
     kind: Hashable
     """Equal for layers that launch the same kernels."""
 
@@ -324,36 +415,44 @@ class _Layer:
         scales: LayerScales,
     ) -> _Layer:
         after = weights.after_attention_norm, weights.after_mlp_norm
+        heads, beside = config.heads[index], weights.experts_beside
         mlp, parts = _mlp(config, index, weights, operations), weights.mixer
-        mixer: _Attention | _DeltaNetLayer
+        mixer: _Attention | _DeltaNetLayer | None = None
         reader: Linear | None = None
         if isinstance(parts, DeltaNetWeights):
             assert config.delta_nets is not None, "other models have none"
             mixer = _DeltaNetLayer(
                 sorted(config.delta_nets.layers).index(index), operations.delta_net(parts, config.delta_nets)
             )
-        else:
+        elif parts is not None:
             linear = operations.linear(parts.query_key_value)
             reader = linear if parts.output_gate is None else None
             mixer = _Attention(
                 index=config.attention_layers.index(index),
+                head_dim=heads.head_dim,
                 query_key_value=linear,
                 rotate_and_store=operations.rotate_and_store(
-                    config.rope_of(index), parts.query_norm, parts.key_norm, scales
+                    heads, config.rope_of(index), parts.query_norm, parts.key_norm, scales
                 ),
                 output_gate=None if parts.output_gate is None else operations.linear(parts.output_gate),
                 sinks=parts.sinks,
+                has_window=config.windows[index] is not None,
             )
         return cls(
             norm=operations.norm(weights.attention_norm, reader),
             mixer=mixer,
-            output=operations.output(weights.output),
-            mlp_norm=operations.norm(weights.mlp_norm, mlp),
+            output=None if weights.output is None else operations.output(weights.output),
+            mlp_norm=None if weights.mlp_norm is None else operations.norm(weights.mlp_norm, mlp),
             mlp=mlp,
             norms_after=None
             if after[0] is None or after[1] is None
             else (operations.norm(after[0]), operations.norm(after[1])),
-            kind=(config.windows[index], scales.k == 1, scales.v == 1, _kind(weights)),
+            experts_beside=None
+            if beside is None or config.experts is None
+            else operations.experts_beside(beside, config.experts),
+            layer_input=None if weights.layer_input is None else operations.layer_input(weights.layer_input),
+            scale=weights.scale,
+            kind=(config.windows[index], heads, scales.k == 1, scales.v == 1, _kind(weights)),
         )
 
 
@@ -367,7 +466,9 @@ def _kind(weights: object) -> Hashable:
     return weights
 
 
-def _mlp(config: DecoderConfig, index: int, weights: LayerWeights, operations: Operations) -> Mlp:
+def _mlp(config: DecoderConfig, index: int, weights: LayerWeights, operations: Operations) -> Mlp | None:
+    if weights.mlp is None:
+        return None
     if not isinstance(weights.mlp, ExpertsWeights):
         return operations.mlp(weights.mlp)
     experts = config.experts_of(index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,28 @@ from radixkv.runtime.device.model_config.families import (
     NormKind,
     WeightNames,
 )
+from radixkv.runtime.device.model_config.halves import Half, parse_halves
+from radixkv.runtime.device.model_config.heads import LayerHeads, parse_heads
 from radixkv.runtime.device.model_config.rope import Rope
+from radixkv.runtime.device.model_config.windows import FULL, SLIDING, parse_windows
 
 _MAX_COUNT = 1000
 """Maximum number of layers, and of experts per layer. A corrupt file may claim a billion, and the loader lists all
 their tensors, which must not exhaust memory."""
-_SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
-"""Values of the field ``layer_types``."""
+_LINEAR = "linear_attention"
+"""Value of the field ``layer_types``."""
+
+
+@dataclass(frozen=True)
+class SigmoidRouting:
+    """A router whose scores are sigmoids. It adds a correction to the scores only where it chooses."""
+
+    n_groups: int
+    """Groups of experts."""
+    n_used_groups: int
+    """Groups of a token: those whose two best experts have the largest sums of scores."""
+    scale: float
+    """Multiplier of the experts' weights."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +60,10 @@ class ExpertConfig:
     """Layer ``i`` has experts if ``i + 1`` is a multiple of this, unless it is in ``dense_layers``."""
     dense_layers: frozenset[int]
     """Indices of layers that have a plain MLP regardless of ``sparse_step``."""
+    sigmoid: SigmoidRouting | None = None
+    """How the router chooses by sigmoids, where the shared expert has no weight; None: it chooses by softmax."""
+    are_beside_mlp: bool = False
+    """Whether a layer with experts has an MLP too; see ``ExpertFields.are_beside_mlp``."""
 
     def shard(self, n_ranks: int) -> ExpertConfig:
         """Returns what each of several ranks computes of the experts: some of the values inside each."""
@@ -57,25 +76,57 @@ class ExpertConfig:
 
 
 @dataclass(frozen=True)
+class Mamba2Config:
+    """What the layers of Mamba2 have besides the sizes of a state."""
+
+    has_convolution_bias: bool
+    min_time_step: float
+    """Lower bound of the time step by which a token lets the state decay."""
+
+
+@dataclass(frozen=True)
 class DeltaNetConfig:
-    """Configuration of gated delta nets (arXiv 2412.06464), which have a state in place of K and V."""
+    """Configuration of gated delta nets (arXiv 2412.06464), which have a state in place of K and V.
+
+    The layers of Mamba2 (arXiv 2405.21060) have a state of the same shape, which tokens change by another rule.
+    """
 
     layers: frozenset[int]
     """Indices of the layers that are gated delta nets; others have attention."""
     n_key_heads: int
+    """Groups of Mamba2."""
     n_value_heads: int
     """A multiple of ``n_key_heads``."""
     key_dim: int
+    """State size of Mamba2."""
     value_dim: int
+    """Head size of Mamba2."""
     n_taps: int
     """Tokens that the convolution before the state sees, the token itself included."""
     is_fused: bool = False
     """Whether the projections of its inputs are two tensors in the files; see ``Architecture``."""
+    mamba2: Mamba2Config | None = None
+    """What Mamba2 has besides; None: the layers are gated delta nets."""
+
+    @property
+    def title(self) -> str:
+        """What error messages call the layers."""
+        return "gated delta nets" if self.mamba2 is None else "Mamba2 layers"
 
     @property
     def n_channels(self) -> int:
         """Values that the convolution mixes over tokens: queries, keys and values."""
         return 2 * self.n_key_heads * self.key_dim + self.n_value_heads * self.value_dim
+
+
+@dataclass(frozen=True)
+class LayerInputsConfig:
+    """Configuration of the inputs that layers have beside the residual stream, Gemma 4's per-layer embeddings."""
+
+    size: int
+    """Values of a token's input of one layer."""
+    vocab_size: int
+    """Rows of the embedding for them."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +139,9 @@ class DecoderConfig:
     intermediate_size: int
     n_layers: int
     n_heads: int
-    n_kv_heads: int
-    head_dim: int
+    """Query heads of each layer's attention."""
+    heads: tuple[LayerHeads, ...]
+    """[layers]: the other heads. What a layer without attention has there is not used."""
     norm_eps: float
     norm: NormKind
     has_norms_around: bool
@@ -98,11 +150,11 @@ class DecoderConfig:
     embedding_scale: float | None
     """Multiplier of token embeddings."""
     n_positions: int | None
-    """Positions of the learned position embedding; None: positions are rotary."""
+    """Positions of the learned position embedding; None: there is none."""
     n_unused_positions: int
     """Leading rows of the learned position embedding that no position has."""
     rope: Rope | None
-    """Rotary embedding; None: positions are learned."""
+    """Rotary embedding; None: positions are learned, or layers do not see them."""
     local_rope: Rope | None
     """Rotary embedding of layers with a window."""
     attention_scale: float
@@ -115,15 +167,25 @@ class DecoderConfig:
     has_output_bias: bool
     has_mlp_bias: bool
     has_query_key_norm: bool
+    has_value_norm: bool
+    """Whether values have a norm over each head, without a weight."""
     windows: tuple[int | None, ...]
     """[layers]: sliding window in tokens, the token itself included; None: full attention."""
     experts: ExpertConfig | None
-    rotary_dim: int
-    """Leading dimensions of each head that are rotated."""
+    wide_layers: frozenset[int]
+    """Indices of layers whose MLP is twice as wide."""
+    layer_inputs: LayerInputsConfig | None
+    """Inputs of each layer beside the residual stream; None: there are none."""
+    has_layer_scales: bool
+    """Whether the residual stream is multiplied by a number at the end of each layer."""
+    logit_cap: float | None
+    """Logits are ``cap * tanh(logits / cap)``; None: they are not limited."""
     has_output_gate: bool
     """Whether attention's output is multiplied by a gate."""
     delta_nets: DeltaNetConfig | None
     """The layers that have a state in place of K and V; None: there are none."""
+    halves: tuple[Half, ...] | None = None
+    """[layers]: which half of a layer each is; None: all have both halves."""
 
     @classmethod
     def parse(cls, config: Mapping[str, Any], path: Path) -> DecoderConfig:
@@ -136,16 +198,21 @@ class DecoderConfig:
         name = _architecture(fields)
         architecture = ARCHITECTURES[name]
         fields.allow_only(**dict(architecture.only))
+        fields.refuse(**dict(architecture.refused))
         fields.allow_only(**{architecture.activation_field: architecture.activation_name})
         default_biases = {"attention_bias": architecture.default_attention_bias, "mlp_bias": False}
         biases = {name: fields.flag(name, default=default_biases[name]) for name in architecture.bias_switches}
         fields.allow_only(**{switch: False for switch in ("attention_bias", "mlp_bias") if switch not in biases})
         attention_bias = biases.get("attention_bias", False)
         hidden_size = fields.count("hidden_size")
-        n_heads, n_kv_heads, head_dim = _heads(fields, architecture, hidden_size)
-        n_layers = fields.count("num_hidden_layers", maximum=_MAX_COUNT)
+        halves = parse_halves(fields, _MAX_COUNT) if architecture.has_halves else None
+        n_layers = len(halves) if halves else fields.count("num_hidden_layers", maximum=_MAX_COUNT)
         delta_nets = _delta_nets(fields, architecture, n_layers) if architecture.has_delta_nets else None
+        if halves is not None:
+            delta_nets = _mamba2(fields, halves)
+        windows = (None,) * n_layers if delta_nets else parse_windows(fields, architecture, n_layers)
         fields, rotary_factor = _rotary_factor(fields, architecture)
+        n_heads, heads = parse_heads(fields, architecture, windows, hidden_size, rotary_factor)
         rope, local_rope = _ropes(fields, architecture)
         if architecture.n_unused_positions is not None:
             fields.allow_only(word_embed_proj_dim=hidden_size)
@@ -156,29 +223,37 @@ class DecoderConfig:
             intermediate_size=fields.count(architecture.inner_size_field),
             n_layers=n_layers,
             n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            head_dim=head_dim,
-            norm_eps=fields.number("rms_norm_eps", architecture.default_norm_eps),
+            heads=heads,
+            norm_eps=fields.number(architecture.norm_eps_field, architecture.default_norm_eps),
             norm=architecture.norm,
             has_norms_around=architecture.has_norms_around,
             activation=architecture.activation,
             embedding_scale=hidden_size**0.5 if architecture.scales_embedding else None,
-            n_positions=None if rope else fields.count("max_position_embeddings"),
+            n_positions=None
+            if architecture.n_unused_positions is None
+            else fields.count("max_position_embeddings"),
             n_unused_positions=architecture.n_unused_positions or 0,
             rope=rope,
             local_rope=local_rope,
-            attention_scale=_attention_scale(fields, architecture, head_dim),
+            attention_scale=_attention_scale(fields, architecture, heads[0].head_dim),
             has_sinks=architecture.has_sinks,
             tied_head=fields.flag("tie_word_embeddings", default=architecture.default_tied_head),
             has_query_key_value_bias=architecture.has_query_key_value_bias or attention_bias,
             has_output_bias=architecture.has_output_bias or attention_bias,
             has_mlp_bias=architecture.has_mlp_bias or biases.get("mlp_bias", False),
             has_query_key_norm=architecture.has_query_key_norm,
-            windows=(None,) * n_layers if delta_nets else _windows(fields, architecture, n_layers),
-            experts=_experts(fields, architecture.experts) if architecture.experts else None,
-            rotary_dim=int(head_dim * rotary_factor),
+            has_value_norm=architecture.has_value_norm,
+            windows=windows,
+            experts=_experts(fields, architecture.experts)
+            if architecture.experts and (halves is None or "experts" in halves)
+            else None,
+            wide_layers=_wide_layers(fields, heads) if architecture.shares_kv else frozenset(),
+            layer_inputs=_layer_inputs(fields, architecture),
+            has_layer_scales=architecture.has_layer_scales,
+            logit_cap=_logit_cap(fields) if architecture.caps_logits else None,
             has_output_gate=architecture.has_output_gate,
             delta_nets=delta_nets,
+            halves=halves,
         )
 
     def shard(self, n_ranks: int) -> DecoderConfig:
@@ -190,8 +265,18 @@ class DecoderConfig:
         """
         if self.delta_nets is not None:
             raise ConfigError(
-                f"tensor_parallel_size {n_ranks}: the gated delta nets of {self.architecture} are not divided "
-                "among ranks; set it to 1"
+                f"tensor_parallel_size {n_ranks}: the {self.delta_nets.title} of {self.architecture} are not "
+                "divided among ranks; set it to 1"
+            )
+        if self.halves is not None:
+            raise ConfigError(
+                f"tensor_parallel_size {n_ranks}: the layers of {self.architecture} are not divided among ranks in "
+                "this release; set it to 1"
+            )
+        if self.layer_inputs is not None or self.has_layer_scales or len(set(self.heads)) > 1:
+            raise ConfigError(
+                f"tensor_parallel_size {n_ranks}: the layers of {self.architecture} are not divided among ranks in "
+                "this release; set it to 1"
             )
         experts, n_kv_heads = self.experts, max(1, self.n_kv_heads // n_ranks)
         divided = {"num_attention_heads": self.n_heads}
@@ -212,7 +297,7 @@ class DecoderConfig:
         return replace(
             self,
             n_heads=self.n_heads // n_ranks,
-            n_kv_heads=n_kv_heads,
+            heads=tuple(replace(heads, n_kv_heads=n_kv_heads) for heads in self.heads),
             intermediate_size=self.intermediate_size // n_ranks,
             experts=None if experts is None else experts.shard(n_ranks),
         )
@@ -227,9 +312,46 @@ class DecoderConfig:
         return ARCHITECTURES[self.architecture].names
 
     @property
+    def has_equal_heads(self) -> bool:
+        """Whether all layers have the same heads, with K and V of their own."""
+        return len(set(self.heads)) == 1 and self.heads[0].source is None and self.heads[0].has_values
+
+    @property
+    def n_kv_heads(self) -> int:
+        """KV heads of each layer, where all have the same."""
+        (n_kv_heads,) = {heads.n_kv_heads for heads in self.heads}
+        return n_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Size of each head, where all layers have the same."""
+        (head_dim,) = {heads.head_dim for heads in self.heads}
+        return head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Leading dimensions of each head that are rotated, where all layers have the same."""
+        (rotary_dim,) = {heads.rotary_dim for heads in self.heads}
+        return rotary_dim
+
+    @property
+    def stored_layers(self) -> tuple[int, ...]:
+        """Indices of the layers that have K and V of their own."""
+        return tuple(layer for layer in self.attention_layers if self.heads[layer].source is None)
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Values of K and V that are stored for a token."""
+        return sum(2 * self.heads[layer].n_kv_heads * self.heads[layer].head_dim for layer in self.stored_layers)
+
+    def inner_size_of(self, layer: int) -> int:
+        """Returns the intermediate size of a layer's MLP."""
+        return self.intermediate_size * (2 if layer in self.wide_layers else 1)
+
+    @property
     def has_gate(self) -> bool:
         """Whether the MLP has a gate beside the projection that it multiplies."""
-        return self.activation != "relu"
+        return self.activation not in ("relu", "relu2")
 
     def rope_of(self, layer: int) -> Rope | None:
         """Returns the rotary embedding of a layer."""
@@ -243,13 +365,25 @@ class DecoderConfig:
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """Indices of the layers with attention, which have K and V."""
+        """Indices of the layers with attention, which read K and V."""
+        if self.halves is not None:
+            return tuple(layer for layer, half in enumerate(self.halves) if half == "attention")
         others = () if self.delta_nets is None else self.delta_nets.layers
         return tuple(layer for layer in range(self.n_layers) if layer not in others)
+
+    def has_mixer(self, layer: int) -> bool:
+        """Returns whether a layer has attention or a state."""
+        return self.halves is None or self.halves[layer] in ("attention", "recurrent")
+
+    def has_mlp(self, layer: int) -> bool:
+        """Returns whether a layer has an MLP or experts."""
+        return self.halves is None or not self.has_mixer(layer)
 
     def experts_of(self, layer: int) -> ExpertConfig | None:
         """Returns the configuration of the layer's experts, None if the layer has a plain MLP."""
         experts = self.experts
+        if self.halves is not None:
+            return experts if self.halves[layer] == "experts" else None
         if experts is None or layer in experts.dense_layers or (layer + 1) % experts.sparse_step:
             return None
         return experts
@@ -263,23 +397,6 @@ def _architecture(fields: ConfigReader) -> str:
     if names[0] not in ARCHITECTURES:
         raise fields.error(f"architecture {names[0]!r} is not supported; this release supports {supported}")
     return names[0]
-
-
-def _heads(fields: ConfigReader, architecture: Architecture, hidden_size: int) -> tuple[int, int, int]:
-    """Returns the number of query heads, the number of key-value heads and the head size."""
-    n_heads = fields.count("num_attention_heads")
-    default = architecture.default_n_kv_heads
-    # As in Transformers, null means as many as query heads. The architecture's default is used only where it
-    # divides the number of query heads.
-    if default is None or n_heads % default or "num_key_value_heads" in fields:
-        default = n_heads
-    n_kv_heads = fields.count("num_key_value_heads", default)
-    head_dim = fields.count("head_dim", architecture.default_head_dim or hidden_size // n_heads)
-    if n_heads % n_kv_heads:
-        raise fields.error(f"num_attention_heads {n_heads} is not a multiple of num_key_value_heads {n_kv_heads}")
-    if head_dim % 2:
-        raise fields.error(f"head_dim {head_dim} is odd; rotary embedding needs an even one")
-    return n_heads, n_kv_heads, head_dim
 
 
 def _rotary_factor(fields: ConfigReader, architecture: Architecture) -> tuple[ConfigReader, float]:
@@ -302,14 +419,14 @@ def _delta_nets(fields: ConfigReader, architecture: Architecture, n_layers: int)
     layer_types = fields.get("layer_types")
     if layer_types is None:
         interval = fields.count("full_attention_interval", 4)
-        layer_types = [_LINEAR if (layer + 1) % interval else _FULL for layer in range(n_layers)]
-    if not isinstance(layer_types, list) or not all(name in (_LINEAR, _FULL) for name in layer_types):
-        raise fields.error(f"layer_types is {layer_types!r}; it must be a list of {_LINEAR!r} and {_FULL!r}")
+        layer_types = [_LINEAR if (layer + 1) % interval else FULL for layer in range(n_layers)]
+    if not isinstance(layer_types, list) or not all(name in (_LINEAR, FULL) for name in layer_types):
+        raise fields.error(f"layer_types is {layer_types!r}; it must be a list of {_LINEAR!r} and {FULL!r}")
     if len(layer_types) != n_layers:
         raise fields.error(f"layer_types names {len(layer_types)} layers; num_hidden_layers is {n_layers}")
     layers = frozenset(layer for layer, name in enumerate(layer_types) if name == _LINEAR)
     if n_layers - 1 in layers:
-        raise fields.error(f"layer_types ends with {_LINEAR!r}; this release needs {_FULL!r} as the last one")
+        raise fields.error(f"layer_types ends with {_LINEAR!r}; this release needs {FULL!r} as the last one")
     if not layers:
         return None
     n_key_heads, n_value_heads = (
@@ -331,19 +448,41 @@ def _delta_nets(fields: ConfigReader, architecture: Architecture, n_layers: int)
     )
 
 
+def _mamba2(fields: ConfigReader, halves: Sequence[Half]) -> DeltaNetConfig | None:
+    """Returns the configuration of the layers of Mamba2; None if there are none."""
+    layers = frozenset(layer for layer, half in enumerate(halves) if half == "recurrent")
+    if not layers:
+        return None
+    n_groups, n_heads = fields.count("n_groups", 8), fields.count("mamba_num_heads", 128)
+    if n_heads % n_groups:
+        raise fields.error(f"mamba_num_heads {n_heads} is not a multiple of n_groups {n_groups}")
+    return DeltaNetConfig(
+        layers=layers,
+        n_key_heads=n_groups,
+        n_value_heads=n_heads,
+        key_dim=fields.count("ssm_state_size", 128),
+        value_dim=fields.count("mamba_head_dim", 64),
+        n_taps=fields.count("conv_kernel", 4, minimum=2),
+        mamba2=Mamba2Config(
+            has_convolution_bias=fields.flag("use_conv_bias", default=True),
+            min_time_step=fields.number("time_step_min", 0.001),
+        ),
+    )
+
+
 def _ropes(fields: ConfigReader, architecture: Architecture) -> tuple[Rope | None, Rope | None]:
     """Returns the rotary embeddings of layers without and with a window."""
-    if architecture.n_unused_positions is not None:
+    if architecture.n_unused_positions is not None or not architecture.has_rope:
         return None, None
+    scaling = architecture.default_rope_scaling
+    if scaling is not None and not fields.get("rope_scaling") and fields.get("rope_parameters") is None:
+        fields = fields.with_value("rope_scaling", scaling)
     if architecture.default_local_rope_theta is None:
-        scaling = architecture.default_rope_scaling
-        if scaling is not None and not fields.get("rope_scaling") and fields.get("rope_parameters") is None:
-            fields = fields.with_value("rope_scaling", scaling)
         rope = Rope.parse(fields, architecture.default_rope_theta)
         return rope, rope
     sections = fields.get("rope_parameters")
-    if isinstance(sections, Mapping) and isinstance(sections.get(_FULL), Mapping):  # Transformers 5
-        full, sliding = (fields.with_value("rope_parameters", sections.get(name)) for name in (_FULL, _SLIDING))
+    if isinstance(sections, Mapping) and isinstance(sections.get(FULL), Mapping):  # Transformers 5
+        full, sliding = (fields.with_value("rope_parameters", sections.get(name)) for name in (FULL, SLIDING))
     else:
         theta = fields.get("rope_local_base_freq")
         full, sliding = fields, fields.nested({"rope_theta": theta})
@@ -354,56 +493,46 @@ def _ropes(fields: ConfigReader, architecture: Architecture) -> tuple[Rope | Non
 
 
 def _attention_scale(fields: ConfigReader, architecture: Architecture, head_dim: int) -> float:
+    if architecture.attention_scale is not None:
+        return architecture.attention_scale
     if architecture.default_attention_scalar is None:
         return float(head_dim**-0.5)
     return float(fields.number("query_pre_attn_scalar", architecture.default_attention_scalar) ** -0.5)
 
 
-def _windows(fields: ConfigReader, architecture: Architecture, n_layers: int) -> tuple[int | None, ...]:
-    """Returns the sliding window of each layer, None for full attention."""
-    window = _window(fields, architecture)
-    layer_types = fields.get("layer_types")
-    if architecture.window not in ("by_layer", "patterned"):
-        only_type = _FULL if window is None else _SLIDING
-        if layer_types is not None and layer_types != [only_type] * n_layers:
-            raise fields.error(f"layer_types {layer_types!r} is not supported for this architecture")
-        return (window,) * n_layers
-    if window is None:
-        return (None,) * n_layers
-    if layer_types is None and architecture.window == "patterned":
-        pattern = fields.count("sliding_window_pattern", architecture.default_window_pattern)
-        return tuple(None if (layer + 1) % pattern == 0 else window for layer in range(n_layers))
-    if layer_types is None:
-        first = fields.count("max_window_layers", 28, minimum=0)
-        return tuple(window if layer >= first else None for layer in range(n_layers))
-    if not isinstance(layer_types, list) or not all(name in (_SLIDING, _FULL) for name in layer_types):
-        raise fields.error(f"layer_types is {layer_types!r}; it must be a list of {_SLIDING!r} and {_FULL!r}")
-    if len(layer_types) != n_layers:
-        raise fields.error(f"layer_types names {len(layer_types)} layers; num_hidden_layers is {n_layers}")
-    return tuple(window if name == _SLIDING else None for name in layer_types)
+def _wide_layers(fields: ConfigReader, heads: Sequence[LayerHeads]) -> frozenset[int]:
+    """Returns the layers whose MLP is twice as wide: none, or those that read the K and V of others."""
+    if not fields.flag("use_double_wide_mlp"):
+        return frozenset()
+    return frozenset(layer for layer, one in enumerate(heads) if one.source is not None)
 
 
-def _window(fields: ConfigReader, architecture: Architecture) -> int | None:
-    """Returns the window of the layers that have one, None if no layer has one."""
-    if architecture.window == "never":
-        fields.allow_only(sliding_window=None)
+def _layer_inputs(fields: ConfigReader, architecture: Architecture) -> LayerInputsConfig | None:
+    if architecture.default_layer_input_size is None:
         return None
-    if architecture.window not in ("always", "patterned") and not fields.flag("use_sliding_window"):
+    size = fields.count("hidden_size_per_layer_input", architecture.default_layer_input_size, minimum=0)
+    if not size:
         return None
-    if "sliding_window" in fields and fields.get("sliding_window") is None:
-        if architecture.window == "patterned":
-            raise fields.error("sliding_window is None; this architecture needs the size of its windows")
-        return None
-    if architecture.default_window is None and "sliding_window" not in fields:
-        return None
-    return fields.count("sliding_window", architecture.default_window)
+    name = "vocab_size_per_layer_input"
+    vocab_size, n_tokens = fields.count(name, 262_144), fields.count("vocab_size")
+    if vocab_size < n_tokens:
+        raise fields.error(f"{name} {vocab_size} is less than vocab_size {n_tokens}, which is not supported")
+    return LayerInputsConfig(size, vocab_size)
 
 
-def _experts(fields: ConfigReader, names: ExpertFields) -> ExpertConfig:
+def _logit_cap(fields: ConfigReader) -> float | None:
+    name = "final_logit_softcapping"
+    return None if fields.get(name) is None else fields.number(name)
+
+
+def _experts(fields: ConfigReader, names: ExpertFields) -> ExpertConfig | None:
+    """Returns the configuration of the experts, None if there are none."""
+    if names.switch is not None and not fields.flag(names.switch):
+        return None
     count = next((name for name in names.count if fields.get(name) is not None), names.count[0])
-    n_experts, n_active = fields.count(count, maximum=_MAX_COUNT), fields.count("num_experts_per_tok")
+    n_experts, n_active = fields.count(count, maximum=_MAX_COUNT), fields.count(names.active)
     if n_active > n_experts:
-        raise fields.error(f"num_experts_per_tok {n_active} is more than {count} {n_experts}")
+        raise fields.error(f"{names.active} {n_active} is more than {count} {n_experts}")
     dense_layers = fields.get("mlp_only_layers") or []
     if not isinstance(dense_layers, list) or not all(type(layer) is int for layer in dense_layers):
         raise fields.error(f"mlp_only_layers is {dense_layers!r}; it must be a list of layer indices")
@@ -416,4 +545,16 @@ def _experts(fields: ConfigReader, names: ExpertFields) -> ExpertConfig:
         are_stacked=names.are_stacked,
         sparse_step=fields.count("decoder_sparse_step", 1),
         dense_layers=frozenset(dense_layers),
+        sigmoid=_sigmoid_routing(fields, n_experts) if names.routes_by_sigmoid else None,
+        are_beside_mlp=names.are_beside_mlp,
     )
+
+
+def _sigmoid_routing(fields: ConfigReader, n_experts: int) -> SigmoidRouting:
+    n_groups, n_used = fields.count("n_group", 1), fields.count("topk_group", 1)
+    if n_experts % n_groups or n_used > n_groups or (n_groups > 1 and n_experts < 2 * n_groups):
+        raise fields.error(
+            f"n_group is {n_groups} and topk_group {n_used}; groups must have the same number of the {n_experts} "
+            "experts, at least two, and no more may be used than there are"
+        )
+    return SigmoidRouting(n_groups, n_used, fields.number("routed_scaling_factor", 1.0))

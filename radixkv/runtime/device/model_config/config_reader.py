@@ -45,6 +45,12 @@ class ConfigReader:
             if value is not None and value != only_value:
                 raise self.error(f"{name} {value!r} is not supported in this release")
 
+    def refuse(self, **unsupported: object) -> None:
+        """Raises ``CheckpointError`` if one of these fields has the value given."""
+        for name, value in unsupported.items():
+            if self._values.get(name) == value:
+                raise self.error(f"{name} {value!r} is not supported in this release")
+
     def nested(self, values: Mapping[str, Any]) -> ConfigReader:
         """Returns a reader of an object nested in this one."""
         return ConfigReader(values, self._path)

@@ -88,11 +88,30 @@ class YarnScaling:
 
 
 @dataclass(frozen=True)
+class ProportionalScaling:
+    """Rotates the fastest part of the frequencies, divided by ``factor``, and leaves the other dimensions alone.
+
+    Frequencies are those of a head that is rotated whole, unlike those of heads whose leading dimensions are.
+    """
+
+    part: float
+    factor: float
+
+    def stretch(self, frequencies: Tensor, theta: float) -> Tensor:
+        """Returns the frequencies with zeros for what is not rotated: [head_dim / 2] -> [head_dim / 2]."""
+        n_rotated = int(self.part * 2 * len(frequencies) // 2)
+        return torch.where(torch.arange(len(frequencies)) < n_rotated, frequencies / self.factor, 0.0)
+
+
+Scaling = LinearScaling | Llama3Scaling | ProportionalScaling | YarnScaling
+
+
+@dataclass(frozen=True)
 class Rope:
     """Settings of the rotary embedding."""
 
     theta: float
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
+    scaling: Scaling | None = None
 
     @classmethod
     def parse(cls, fields: ConfigReader, default_theta: float) -> Rope:
@@ -140,21 +159,24 @@ def _rope_fields(fields: ConfigReader) -> ConfigReader:
     return fields.nested(values)
 
 
-def _scaling(
-    rope: ConfigReader, fields: ConfigReader, theta: float
-) -> LinearScaling | Llama3Scaling | YarnScaling | None:
-    rope.allow_only(partial_rotary_factor=1.0)
-    match kind := rope.text("rope_type", rope.text("type", "default")):
+def _scaling(rope: ConfigReader, fields: ConfigReader, theta: float) -> Scaling | None:
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind != "proportional":
+        rope.allow_only(partial_rotary_factor=1.0)
+    match kind:
         case "default":
             return None
         case "linear":
             return LinearScaling(_number(rope, "factor"))
         case "llama3":
             return _llama3(rope)
+        case "proportional":
+            return _proportional(rope)
         case "yarn":
             return _yarn(rope, fields, theta)
     raise rope.error(
-        f"rope type {kind!r} is not supported; this release supports 'default', 'linear', 'llama3' and 'yarn'"
+        f"rope type {kind!r} is not supported; this release supports 'default', 'linear', 'llama3', 'proportional' "
+        "and 'yarn'"
     )
 
 
@@ -177,6 +199,13 @@ def _llama3(rope: ConfigReader) -> Llama3Scaling:
             f"low_freq_factor {scaling.low_freq_factor} must be below high_freq_factor {scaling.high_freq_factor}"
         )
     return scaling
+
+
+def _proportional(rope: ConfigReader) -> ProportionalScaling:
+    part = rope.number("partial_rotary_factor", 1.0)
+    if part > 1.0:
+        raise rope.error(f"partial_rotary_factor is {part:g}; it must be above 0 and at most 1")
+    return ProportionalScaling(part, _number(rope, "factor", 1.0))
 
 
 def _yarn(rope: ConfigReader, fields: ConfigReader, theta: float) -> YarnScaling:

@@ -7,19 +7,22 @@ built for the operation that reads its output: this decides whether the norm wri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Generic, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import DeltaNetConfig, ExpertConfig
+from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
+from radixkv.runtime.device.pack import ArrayT
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,
+    ExpertsBesideWeights,
     ExpertsWeights,
+    LayerInputWeights,
     LinearWeights,
     MlpWeights,
     NormWeights,
@@ -37,8 +40,10 @@ class TokenInputs:
     slot_mapping: Tensor
     """[tokens]: index of each token's K and V in the pool, as ``page * page_size + offset``; -1 stores nothing."""
 
-    sequences: tuple[TokenSpan, ...] = ()
+    sequences: Sequences = ()
     """The rows of the step, for layers that have states."""
+    in_windows: TokenInputs | None = None
+    """The same tokens with their places in window pages; None: all layers are in the same pages."""
 
     def first(self, n_tokens: int) -> TokenInputs:
         """Returns views of the first ``n_tokens`` tokens, for layers without states."""
@@ -56,6 +61,39 @@ class TokenSpan(NamedTuple):
     """Position of the first token in its sequence."""
     saved_to: int | None = None
     """Slot that gets a copy of the states after these tokens."""
+
+
+BLOCK_TOKENS = 64
+"""Tokens that CUDA's kernels compute together in a layer with states."""
+
+
+class BlockArrays(NamedTuple, Generic[ArrayT]):
+    """The rows of prompts, and the blocks of their tokens: int32 arrays on the host or tensors on the device."""
+
+    rows: ArrayT
+    """[rows, 8]: batch slot, start, number of tokens, index of the first token in the step, index of the first
+    block, and padding."""
+    blocks: ArrayT
+    """[blocks, 2]: row, and the slot of states that gets a copy of the states after the block; -1: none does."""
+
+
+@dataclass(frozen=True)
+class DeviceSequences:
+    """The rows of a step on CUDA: rows of one token each, then rows of prompts.
+
+    Batch slots from ``n_batch_slots`` on are padding: their rows start with empty states, and change none.
+    """
+
+    n_batch_slots: int
+    batch_slots: Tensor
+    """[decode rows] int32; token i is that of row i."""
+    starts: Tensor
+    """[decode rows] int32: position of each row's token."""
+    prompts: BlockArrays[Tensor] | None = None
+
+
+Sequences = tuple[TokenSpan, ...] | DeviceSequences
+"""Which tokens of a step belong together: spans on the CPU, tensors on CUDA."""
 
 
 class LayerStates(NamedTuple):
@@ -178,7 +216,8 @@ class RotateAndStore(Protocol):
         """Stores K and V in the pool, in its dtype, and rotated queries in ``q_out``.
 
         Args:
-            qkv: [tokens, (heads + 2 * kv_heads) * head_dim].
+            qkv: [tokens, (heads + 2 * kv_heads) * head_dim]; without values where these are the keys, and queries
+                alone where K and V are another layer's, which are stored.
             inputs: the tokens.
             k_cache, v_cache: of one layer, in the layout of the device's pool.
             q_out: [tokens, heads, head_dim].
@@ -187,15 +226,41 @@ class RotateAndStore(Protocol):
 
 
 class DeltaNet(Protocol):
-    """A gated delta net, up to the projection of its output."""
+    """A gated delta net or a layer of Mamba2, up to the projection of its output."""
 
-    def __call__(self, normed: Rows, sequences: Sequence[TokenSpan], states: LayerStates) -> Tensor:
+    def __call__(self, normed: Rows, sequences: Sequences, states: LayerStates) -> Tensor:
         """Maps [tokens, hidden] to [tokens, value heads * value_dim].
 
         Args:
             normed: of all tokens.
             sequences: which tokens belong together. A row that starts at position 0 starts with empty states.
             states: changed to those after the rows' last tokens.
+        """
+        ...
+
+
+class ExpertsBeside(Protocol):
+    """A mixture of experts that computes the residual stream beside a layer's MLP."""
+
+    def __call__(self, computed: Tensor, residual: Tensor) -> Tensor:
+        """Returns the sum of the normed outputs of MLP and experts.
+
+        Args:
+            computed: [tokens, hidden], output of the MLP.
+            residual: [tokens, hidden], the residual stream before the MLP.
+        """
+        ...
+
+
+class LayerInput(Protocol):
+    """What a layer's own input adds to the residual stream."""
+
+    def __call__(self, residual: Tensor, layer_input: Tensor) -> Tensor:
+        """Returns what is added, [tokens, hidden].
+
+        Args:
+            residual: [tokens, hidden].
+            layer_input: [tokens, size], of this layer.
         """
         ...
 
@@ -229,21 +294,40 @@ class Operations(Protocol):
         ...
 
     def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
-        """Returns a gated delta net. Models that have some are refused before, where the device has none."""
+        """Returns a gated delta net. Sizes without a kernel are refused before."""
+        ...
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Returns ``x * sigmoid(gate)``, of attention's output and its gate: [tokens, size]. Both may change."""
         ...
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:
         """Returns a mixture of experts. Raises ``ConfigError`` where its activation has no kernel."""
         ...
 
+    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> ExpertsBeside:
+        """Returns experts beside an MLP. Models that have some are refused before, as with delta nets."""
+        ...
+
+    def layer_input(self, weights: LayerInputWeights) -> LayerInput:
+        """Returns what a layer's own input adds. Models that have some are refused before, as with delta nets."""
+        ...
+
     def rotate_and_store(
-        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None, scales: LayerScales
+        self,
+        heads: LayerHeads,
+        rope: Rope | None,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        scales: LayerScales,
     ) -> RotateAndStore:
         """Returns the operation of a layer.
 
         Args:
+            heads: of the layer.
             rope: rotary embedding; None rotates nothing.
-            query_norm, key_norm: [head_dim], weights of an RMS norm over each head; both or neither.
+            query_norm, key_norm: [head_dim], weights of an RMS norm over each head; both or neither, but
+                that a layer without own K has no norm for it.
             scales: with which K and V are stored if the pool's dtype is quantized.
         """
         ...

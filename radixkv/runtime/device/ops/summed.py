@@ -9,9 +9,12 @@ from torch import Tensor
 
 from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import DeltaNetConfig, ExpertConfig
+from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops.base import (
     DeltaNet,
+    ExpertsBeside,
+    LayerInput,
     Linear,
     Mlp,
     Norm,
@@ -23,7 +26,9 @@ from radixkv.runtime.device.ops.base import (
 )
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,
+    ExpertsBesideWeights,
     ExpertsWeights,
+    LayerInputWeights,
     LinearWeights,
     MlpWeights,
     NormWeights,
@@ -54,6 +59,7 @@ class SummedOperations:
         self._operations = operations
         self._summed = summed
         self.linear = operations.linear
+        self.gated = operations.gated
         self.head = head
 
     def output(self, weights: LinearWeights) -> Linear:
@@ -76,11 +82,24 @@ class SummedOperations:
         """See ``Operations.experts``."""
         return self._summed(self._operations.experts(weights, config), 1)
 
+    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> ExpertsBeside:
+        """See ``Operations.experts_beside``."""
+        raise AssertionError("a model with experts beside an MLP is not divided")
+
+    def layer_input(self, weights: LayerInputWeights) -> LayerInput:
+        """See ``Operations.layer_input``."""
+        raise AssertionError("a model whose layers have own inputs is not divided")
+
     def rotate_and_store(
-        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None, scales: LayerScales
+        self,
+        heads: LayerHeads,
+        rope: Rope | None,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        scales: LayerScales,
     ) -> RotateAndStore:
         """See ``Operations.rotate_and_store``."""
-        return self._operations.rotate_and_store(rope, query_norm, key_norm, scales)
+        return self._operations.rotate_and_store(heads, rope, query_norm, key_norm, scales)
 
 
 class SummedPart(Linear, Mlp, Protocol):

@@ -37,6 +37,7 @@ class FanOut:
         self.vocab_size = executor.vocab_size
         self.window = executor.window
         self.n_states = executor.n_states
+        self.window_pool = executor.window_pool
         self.uses_shared_runs = executor.uses_shared_runs
         self.is_asynchronous = executor.is_asynchronous
         self.splits_drafts = executor.splits_drafts

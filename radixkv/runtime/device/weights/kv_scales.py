@@ -24,12 +24,14 @@ class KVScales:
 
     def __init__(self, config: DecoderConfig, files: TensorViews, stored: frozenset[str]) -> None:
         self._files = files
+        sources = [config.heads[layer].source for layer in config.attention_layers]
         self._names = [
             (
-                _stored_name(config.names.key, "k_scale", layer, stored),
-                _stored_name(config.names.value, "v_scale", layer, stored),
+                _stored_name(config.names.key, "k_scale", owner, stored),
+                _stored_name(config.names.value, "v_scale", owner, stored),
             )
-            for layer in config.attention_layers
+            for layer, source in zip(config.attention_layers, sources, strict=True)
+            for owner in [layer if source is None else source]
         ]
 
     @property
@@ -40,7 +42,7 @@ class KVScales:
         }
 
     def read(self) -> tuple[LayerScales, ...]:
-        """Reads the scales of all layers; a scale that the checkpoint lacks is 1.
+        """Reads the scales of what each layer with attention reads; a scale that the checkpoint lacks is 1.
 
         Raises:
             CheckpointError: a scale is not a finite number above 0, or cannot be read.

@@ -43,8 +43,8 @@ class SharedExpertWeights:
     """Weights of the expert that computes every token, beside those that a router selects."""
 
     mlp: MlpWeights
-    weight: LinearWeights
-    """[1, hidden]: what its output is multiplied by, before a sigmoid."""
+    weight: LinearWeights | None
+    """[1, hidden]: what its output is multiplied by, before a sigmoid; None: by nothing."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,16 @@ class ExpertsWeights:
 
     router: LinearWeights
     gate_up: LinearWeights
-    """[experts, 2 * inner, hidden], gate first, with an optional bias [experts, 2 * inner]."""
+    """[experts, 2 * inner, hidden], gate first, with an optional bias [experts, 2 * inner]. Without gates it is
+    [experts, inner, hidden]."""
     down: LinearWeights
     """[experts, hidden, inner], with an optional bias [experts, hidden]."""
     shared: SharedExpertWeights | None = None
     """The expert that computes every token."""
+    correction: Tensor | None = None
+    """[experts] float32: what is added to scores by sigmoid to choose experts. The router is float32 then."""
+    scales: Tensor | None = None
+    """[experts]: what the weights of the experts are multiplied by, after they are normalised."""
 
     def experts(self) -> Iterator[MlpWeights]:
         """Yields views of the weights of each expert."""
@@ -66,10 +71,50 @@ class ExpertsWeights:
 
 
 @dataclass(frozen=True)
+class ExpertsBesideWeights:
+    """Weights of a mixture of experts that computes a layer's input beside its MLP."""
+
+    router_scale: Tensor
+    """[hidden]: weight of the norm of the router's input."""
+    norm: NormWeights
+    """Norm of the experts' input."""
+    experts: ExpertsWeights
+    after_mlp: NormWeights
+    """Norm of the MLP's output, to which that of the experts is added."""
+    after_experts: NormWeights
+
+
+@dataclass(frozen=True)
+class LayerInputWeights:
+    """Weights through which a layer's own input is added to the residual stream."""
+
+    gate: LinearWeights
+    """[size, hidden]."""
+    output: LinearWeights
+    """[hidden, size]."""
+    norm: NormWeights
+    """Norm of what is added."""
+
+
+@dataclass(frozen=True)
+class LayerInputsWeights:
+    """Weights that make the inputs of all layers."""
+
+    embedding: Tensor
+    """[tokens, layers * size]."""
+    projection: LinearWeights
+    """[layers * size, hidden]."""
+    norm: NormWeights
+    """[size]: of what the projection gives for a layer."""
+    hidden_size: int
+
+
+@dataclass(frozen=True)
 class AttentionWeights:
     """Weights of a layer's attention."""
 
     query_key_value: LinearWeights
+    """Without values where these are the keys, and queries alone where K and V are another layer's."""
     query_norm: Tensor | None
     key_norm: Tensor | None
     sinks: Tensor | None
@@ -83,15 +128,20 @@ class DeltaNetWeights:
     """Weights of a gated delta net, which a layer may have in place of attention."""
 
     inputs: LinearWeights
-    """Projections of queries, keys, values, the output's gate, the update's strength and the decay, stacked."""
+    """Projections of queries, keys, values, the output's gate, the update's strength and the decay, stacked. Of
+    Mamba2: of the gate, x, B, C and the time step."""
     convolution: Tensor
-    """[channels, taps]: of queries, keys and values; the last tap is the token's own."""
+    """[channels, taps]: of queries, keys and values; the last tap is the token's own. Of Mamba2: of x, B and C."""
     log_decay: Tensor
     """[value heads] float32: logarithm of the decay's scale."""
     decay_bias: Tensor
     """[value heads] float32."""
     norm: Tensor
-    """[value_dim]: of the output of each head."""
+    """[value_dim]: of the output of each head. Of Mamba2: [value heads * value_dim]."""
+    convolution_bias: Tensor | None = None
+    """[channels], of Mamba2."""
+    skip: Tensor | None = None
+    """[value heads] float32: what is added of a token's own value; of Mamba2."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +149,22 @@ class LayerWeights:
     """Weights of one decoder layer."""
 
     attention_norm: NormWeights
-    mixer: AttentionWeights | DeltaNetWeights
-    """What mixes tokens."""
-    output: LinearWeights
+    """Norm of the layer's input."""
+    mixer: AttentionWeights | DeltaNetWeights | None
+    """What mixes tokens; None: the layer is an MLP."""
+    output: LinearWeights | None
     """The projection of what attention or the delta net computes."""
     after_attention_norm: NormWeights | None
-    mlp_norm: NormWeights
-    mlp: MlpWeights | ExpertsWeights
+    mlp_norm: NormWeights | None
+    """Norm of the MLP's input; None where that is the layer's, or there is no MLP."""
+    mlp: MlpWeights | ExpertsWeights | None
     after_mlp_norm: NormWeights | None
+    experts_beside: ExpertsBesideWeights | None = None
+    """The experts beside the MLP."""
+    layer_input: LayerInputWeights | None = None
+    """How the layer's own input is added, after the MLP's output."""
+    scale: Tensor | None = None
+    """[1]: what the residual stream is multiplied by at the end."""
 
 
 def expert_of(stacked: Matrix, index: int) -> Tensor | Fp8Matrix:

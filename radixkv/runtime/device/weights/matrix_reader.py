@@ -41,6 +41,8 @@ class MatrixReader:
     """The format of matrices that stay quantized; None: none does."""
     cuts: Mapping[str, Cut]
     """The parts of matrices that are dequantized whole."""
+    dense_suffixes: tuple[str, ...] = ()
+    """Ends of the names of matrices that are always kept in ``dtype``."""
 
     def read(self, name: str) -> Tensor:
         """Reads a tensor by its full name, in ``dtype``."""
@@ -65,6 +67,8 @@ class MatrixReader:
         if kept is None or not all(name in self.shapes and self.is_layer_matrix(name) for name in names):
             return None
         if self.quantized is not None and not all(name in self.quantized for name in names):
+            return None
+        if any(name.endswith(self.dense_suffixes) for name in names):
             return None
         if isinstance(kept, Int4Groups):  # experts are dequantized
             experts = self.names.expert_gate.partition("{layer}")[2].partition("{expert}")[0]

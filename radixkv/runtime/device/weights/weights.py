@@ -23,7 +23,10 @@ from radixkv.runtime.device.weights.kv_scales import KVScales
 from radixkv.runtime.device.weights.layer_weights import (
     AttentionWeights,
     DeltaNetWeights,
+    ExpertsBesideWeights,
     ExpertsWeights,
+    LayerInputsWeights,
+    LayerInputWeights,
     LayerWeights,
     LinearWeights,
     MlpWeights,
@@ -44,6 +47,7 @@ from radixkv.runtime.device.weights.shapes import (
     expert_stacks,
     layer_shapes,
     optional_tensors,
+    stored_projections,
     tensor_shapes,
 )
 from radixkv.runtime.device.weights.shards import Cut, Cuts, Shard, ShardedTensors
@@ -100,7 +104,20 @@ class Weights:
             self.quantized,
             self.kept,
             self.cuts,
+            self._dense_suffixes,
         )
+
+    @property
+    def _dense_suffixes(self) -> tuple[str, ...]:
+        """Ends of the names of matrices whose rows are sorted in memory, so that they are not kept quantized."""
+        config, names = self.config, self.config.names
+        suffixes: tuple[str, ...] = ()
+        if config.has_output_gate:
+            projections = names.query, names.key, names.value
+            suffixes += tuple(f"{name.rpartition('{layer}')[2]}.weight" for name in projections)
+        if config.delta_nets is not None and (config.delta_nets.is_fused or isinstance(self.kept, Int4Groups)):
+            suffixes += tuple(f".in_proj_{part}.weight" for part in ("qkvz", "ba", "qkv", "z", "b", "a"))
+        return suffixes
 
     @property
     def n_bytes(self) -> int:
@@ -180,6 +197,8 @@ class Weights:
             sum(math.prod(shape) for shape in layer_shapes(config, i).values()) for i in range(config.n_layers)
         ]
         embedding = config.vocab_size * config.hidden_size
+        if config.layer_inputs is not None:
+            parts.append(config.n_layers * config.layer_inputs.size * config.hidden_size)
         twice = max(embedding, *parts) + (embedding if config.tied_head else 0)
         return self.n_bytes + twice * self.dtype.itemsize + self.dequantizing_bytes
 
@@ -205,6 +224,22 @@ class Weights:
             return None
         rows = self._reader.read(f"{self.config.names.position_embedding}.weight")
         return rows[self.config.n_unused_positions :]
+
+    def layer_inputs(self) -> LayerInputsWeights | None:
+        """Returns the weights that make the inputs of all layers; None if layers have none.
+
+        Raises:
+            CheckpointError: one cannot be read.
+        """
+        if self.config.layer_inputs is None:
+            return None
+        names, reader = self.config.names, self._reader
+        return LayerInputsWeights(
+            embedding=reader.read(f"{names.layer_embedding}.weight"),
+            projection=reader.linear(names.layer_inputs),
+            norm=reader.norm(names.layer_inputs_norm),
+            hidden_size=self.config.hidden_size,
+        )
 
     def final_norm(self) -> NormWeights:
         """Returns the weights of the final norm. Raises ``CheckpointError``."""
@@ -236,32 +271,56 @@ class Weights:
             return self._reader.norm(name.format(layer=index))
 
         gate_up = (names.gate, names.up) if config.has_gate else (names.up,)
-        mixer: AttentionWeights | DeltaNetWeights
-        if config.delta_nets is not None and index in config.delta_nets.layers:
+        mixer: AttentionWeights | DeltaNetWeights | None = None
+        output: LinearWeights | None = None
+        if not config.has_mixer(index):
+            pass
+        elif config.delta_nets is not None and index in config.delta_nets.layers:
             prefix = names.delta_net.format(layer=index)
             mixer, output = self._delta_net(prefix), self._reader.linear(f"{prefix}out_proj")
         else:
             query_key_value, output_gate = (
                 self._gated_attention(index)
                 if config.has_output_gate
-                else (linear(names.query, names.key, names.value), None)
+                else (linear(names.query, *stored_projections(config, index)), None)
             )
+            has_key_norm = config.has_query_key_norm and config.heads[index].source is None
             mixer = AttentionWeights(
                 query_key_value=query_key_value,
                 query_norm=read(names.query_norm) if config.has_query_key_norm else None,
-                key_norm=read(names.key_norm) if config.has_query_key_norm else None,
+                key_norm=read(names.key_norm) if has_key_norm else None,
                 sinks=self._reader.read(names.sinks.format(layer=index)) if config.has_sinks else None,
                 output_gate=output_gate,
             )
             output = linear(names.output)
+        experts, plain = self._experts(index), None
+        are_beside = config.experts is not None and config.experts.are_beside_mlp
+        if config.has_mlp(index) and (experts is None or are_beside):
+            plain = MlpWeights(linear(*gate_up), linear(names.down))
+        layer_input = None
+        if config.layer_inputs is not None:
+            gate, projection = linear(names.layer_input_gate), linear(names.layer_input_output)
+            layer_input = LayerInputWeights(gate, projection, norm(names.after_layer_input_norm))
+        beside = None
+        if experts is not None and are_beside:
+            beside = ExpertsBesideWeights(
+                router_scale=self._reader.read(names.router_scale.format(layer=index)),
+                norm=norm(names.experts_norm),
+                experts=experts,
+                after_mlp=norm(names.after_plain_mlp_norm),
+                after_experts=norm(names.after_experts_norm),
+            )
         return LayerWeights(
             attention_norm=norm(names.attention_norm),
             mixer=mixer,
             output=output,
             after_attention_norm=norm(names.after_attention_norm) if config.has_norms_around else None,
-            mlp_norm=norm(names.mlp_norm),
-            mlp=self._experts(index) or MlpWeights(linear(*gate_up), linear(names.down)),
+            mlp_norm=norm(names.mlp_norm) if config.halves is None else None,
+            mlp=plain or experts,
             after_mlp_norm=norm(names.after_mlp_norm) if config.has_norms_around else None,
+            experts_beside=beside,
+            layer_input=layer_input,
+            scale=self._reader.read(names.layer_scale.format(layer=index)) if config.has_layer_scales else None,
         )
 
     def _delta_net(self, prefix: str) -> DeltaNetWeights:
@@ -270,6 +329,20 @@ class Weights:
         )
         self._reader.fill(f"{prefix}A_log", log_decay)
         self._reader.fill(f"{prefix}dt_bias", decay_bias)
+        if (mamba2 := self.config.delta_nets) is not None and mamba2.mamba2 is not None:
+            skip = torch.empty_like(log_decay)
+            self._reader.fill(f"{prefix}D", skip)
+            linear = self._reader.linear(f"{prefix}in_proj")
+            bias = f"{prefix}conv1d.bias"
+            return DeltaNetWeights(
+                inputs=linear,
+                convolution=self._reader.read(f"{prefix}conv1d.weight").squeeze(1),
+                log_decay=log_decay,
+                decay_bias=decay_bias,
+                norm=self._reader.read(f"{prefix}norm.weight"),
+                convolution_bias=self._reader.read(bias) if bias in self._shapes else None,
+                skip=skip,
+            )
         return DeltaNetWeights(
             inputs=self._delta_net_inputs(prefix),
             convolution=self._reader.read(f"{prefix}conv1d.weight").squeeze(1),
@@ -285,7 +358,6 @@ class Weights:
         if not config.is_fused:
             return self._reader.linear(*(f"{prefix}in_proj_{part}" for part in ("qkv", "z", "b", "a")))
         # In the files each key head has the rows of its queries, keys, values and gates one after the other.
-        assert self.kept is None, "delta nets run where matrices are dequantized"
         n_keys, n_heads = config.n_key_heads * config.key_dim, config.n_value_heads
         n_values = n_heads * config.value_dim
         sizes = [n_keys, n_keys, n_values, n_values, n_heads, n_heads]
@@ -301,7 +373,6 @@ class Weights:
         In the files each head of the queries has its gate's rows after its own.
         """
         config, names, reader = self.config, self.config.names, self._reader
-        assert self.kept is None, "output gates run where matrices are dequantized"
         n_queries, n_keys = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         stacked = reader.dense(n_queries + 2 * n_keys, config.hidden_size)
         queries, keys, values = stacked.split([n_queries, n_keys, n_keys])
@@ -317,7 +388,12 @@ class Weights:
             return None
         n_experts, n_inner, hidden = experts.n_experts, experts.inner_size, self.config.hidden_size
         reader = self._reader
-        router = reader.linear(names.router.format(layer=layer))
+        router, correction = reader.linear(names.router.format(layer=layer)), None
+        if experts.sigmoid is not None:
+            weight, correction = torch.empty(n_experts, hidden), torch.empty(n_experts)
+            reader.fill(f"{names.router.format(layer=layer)}.weight", weight)
+            reader.fill(names.router_correction.format(layer=layer), correction)
+            router = LinearWeights(weight)
         if experts.are_stacked:
             # The files have [experts, in, out], in which gate and up alternate.
             gate_up, down = (
@@ -338,15 +414,15 @@ class Weights:
         # If one expert has 16 bits, all experts of its layer are kept in 16 bits.
         found = {reader.format(self._expert_names(layer, index)) for index in range(n_experts)}
         kept = found.pop() if len(found) == 1 else None
-        matrices = [reader.empty((n_experts, *shape), kept) for shape in ((2 * n_inner, hidden), (hidden, n_inner))]
+        sizes = [n_inner] * (2 if self.config.has_gate else 1)
+        matrices = [reader.empty((n_experts, *shape), kept) for shape in ((sum(sizes), hidden), (hidden, n_inner))]
         for index in range(n_experts):
             one, other = (expert_of(stacked, index) for stacked in matrices)
-            for name, part in zip(
-                self._expert_names(layer, index), (*one.split([n_inner, n_inner]), other), strict=True
-            ):
+            for name, part in zip(self._expert_names(layer, index), (*one.split(sizes), other), strict=True):
                 reader.fill(name, part)
         one_matrix, other_matrix = map(LinearWeights, matrices)
-        return ExpertsWeights(router, one_matrix, other_matrix, self._shared_expert(layer))
+        scales = reader.read(names.expert_scales.format(layer=layer)) if experts.are_beside_mlp else None
+        return ExpertsWeights(router, one_matrix, other_matrix, self._shared_expert(layer), correction, scales)
 
     def _shared_expert(self, layer: int) -> SharedExpertWeights | None:
         names, experts = self.config.names, self.config.experts
@@ -356,13 +432,16 @@ class Weights:
             name.format(layer=layer)
             for name in (names.shared_gate, names.shared_up, names.shared_down, names.shared_weight)
         )
-        mlp = MlpWeights(self._reader.linear(gate, up), self._reader.linear(down))
-        return SharedExpertWeights(mlp, self._reader.linear(weight))
+        gate_up = (gate, up) if self.config.has_gate else (up,)
+        mlp = MlpWeights(self._reader.linear(*gate_up), self._reader.linear(down))
+        return SharedExpertWeights(mlp, None if experts.sigmoid is not None else self._reader.linear(weight))
 
     def _expert_names(self, layer: int, expert: int) -> list[str]:
-        """Returns the names of the gate, up and down projection of one expert that is not stored in a stack."""
+        """Returns the names of the gate (if any), up and down projection of one expert that is in no stack."""
         names = self.config.names
-        parts = names.expert_gate, names.expert_up, names.expert_down
+        parts = [names.expert_up, names.expert_down]
+        if self.config.has_gate:
+            parts.insert(0, names.expert_gate)
         return [f"{part.format(layer=layer, expert=expert)}.weight" for part in parts]
 
 

@@ -45,13 +45,24 @@ MODEL_TYPES = {
     "Qwen3NextForCausalLM": "qwen3_next",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma4ForCausalLM": "gemma4_text",
+    "Gemma4ForConditionalGeneration": "gemma4_text",  # of its text_config
+    "Gemma4UnifiedForCausalLM": "gemma4_unified_text",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4_unified_text",  # of its text_config
     "GptOssForCausalLM": "gpt_oss",
+    "NemotronHForCausalLM": "nemotron_h",
     "OPTForCausalLM": "opt",
 }
 
 
+MIXTURE = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
 FOUR_LAYERS = {"num_hidden_layers": 4, "layer_types": None}  # each fourth one has attention
+FIVE_LAYERS = {"num_hidden_layers": 5, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 6}
 MORE = {
+    "Gemma4ForCausalLM": FIVE_LAYERS,
+    "Gemma4ForConditionalGeneration": {**FIVE_LAYERS, "enable_moe_block": True, **MIXTURE},
+    "Gemma4UnifiedForCausalLM": {"num_hidden_layers": 4},
+    "Gemma4UnifiedForConditionalGeneration": {"num_hidden_layers": 4},
     "OPTForCausalLM": {"word_embed_proj_dim": SIZES["hidden_size"]},
     "Qwen3_5ForCausalLM": FOUR_LAYERS,
     "Qwen3_5ForConditionalGeneration": FOUR_LAYERS,
@@ -86,9 +97,9 @@ def whole_configs() -> Iterator[tuple[str, Config]]:
         )
         more = MORE.get(name, {})
         config = completed({"architectures": [name], "model_type": MODEL_TYPES[name], **settings, **SHARED, **more})
-        yield f"{name} 5", config
+        yield f"{name} 5", dict(config)
         rope = config.pop("rope_parameters", None)
-        if rope is None:
+        if rope is None or name.startswith("Gemma4"):  # Transformers 4 had no Gemma 4
             continue
         if "full_attention" in rope:
             config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]

@@ -34,7 +34,9 @@ def test_other_ranks_get_plans_without_sampling(is_asynchronous: bool) -> None:
     executed: list[StepPlan] = []
     step = SimpleNamespace(sample=lambda _: step, result=lambda: StepResult((), ()))
     executor = SimpleNamespace(
-        **dict.fromkeys("device dtype kv_dtype n_pages vocab_size window n_states uses_shared_runs".split()),
+        **dict.fromkeys(
+            "device dtype kv_dtype n_pages vocab_size window n_states window_pool uses_shared_runs".split()
+        ),
         splits_drafts=False,
         is_asynchronous=is_asynchronous,
         page_origin=PageOrigin("cpu", "", "", "", ""),

@@ -30,6 +30,7 @@ PROMPTS = [random_ids(45, seed=3), random_ids(31, seed=4)]
 N_NEW = 5
 UNDIVIDED = {("whole", 2), ("whole", 4), ("llama3", 4)}
 """51 values inside the MLP, and 6 heads."""
+DIVIDED = [name for name in CHECKPOINTS if not name.startswith("gemma4")]
 
 
 class Answer(NamedTuple):
@@ -77,7 +78,7 @@ def take(result: StepResult, rows: Sequence[Row], found: Sequence[Answer]) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "n_ranks"), [case for case in covering([*CHECKPOINTS], [2, 4]) if case.values not in UNDIVIDED]
+    ("name", "n_ranks"), [case for case in covering(DIVIDED, [2, 4]) if case.values not in UNDIVIDED]
 )
 def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) -> None:
     one = checkpoint(name)

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
+from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
+from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights
 from radixkv.runtime.device.weights.quantization.fp8 import Fp8Blocks, Fp8Channels
 from radixkv.runtime.device.weights.quantization.int4 import Awq, Gptq, PackedInt4, unpack
 from radixkv.runtime.device.weights.quantization.mxfp4 import Mxfp4
@@ -54,6 +56,37 @@ def test_models_with_delta_nets_in_blocks_of_fp8(tmp_path: Path, name: str) -> N
     save_quantized(tmp_path, "fp8 blocks", **(HYBRIDS[name] | sizes | {"intermediate_size": 96}))
     ids = random_ids(20, seed=1)
     assert torch.equal(*(logits_of(tmp_path / kind, ids) for kind in ("quantized", "dense")))
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("qwen3.5-moe", "fp8 channels"), ("qwen3-next", "fp8 tensor"), ("qwen3.5", "awq 32")]
+)
+def test_projections_whose_rows_are_sorted_are_dequantized_where_others_are_not(
+    tmp_path: Path, name: str, form: str
+) -> None:
+    """Those of queries with their gates and of delta nets; they count in 16 bits."""
+    sizes = {"linear_value_head_dim": 16, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 96}
+    save_quantized(tmp_path, form, **(HYBRIDS[name] | sizes))
+    checkpoint = resolve(str(tmp_path / "quantized"))
+    layers = {}
+    for products in ((), ("fp8", "int4")):
+        with open_weights(checkpoint, load_format="auto", dtype=torch.float32, products=products) as weights:
+            layers[products] = [weights.layer(index) for index in range(weights.config.n_layers)]
+            n_values, n_quantized = weights.n_values, weights.n_quantized_values
+    assert 0 < n_quantized < n_values
+    for dense, kept in zip(*layers.values(), strict=True):
+        assert not isinstance(kept.output.weight, torch.Tensor)
+        if isinstance(dense.mixer, DeltaNetWeights):
+            pairs = [(dense.mixer.inputs, kept.mixer.inputs)]
+        else:
+            pairs = [
+                (getattr(dense.mixer, part), getattr(kept.mixer, part))
+                for part in ("query_key_value", "output_gate")
+            ]
+            assert all(isinstance(one.weight, torch.Tensor) for _, one in pairs)
+        for one, other in pairs:
+            weight = other.weight
+            assert torch.equal(one.weight, weight.dequantize() if isinstance(weight, Fp8Matrix) else weight)
 
 
 def edit(folder: Path, **changes: Any) -> None:

@@ -153,7 +153,7 @@ def tensors_of(weights: Weights) -> list[Tensor]:
     tensors: list[Tensor] = [weights.embedding()]
     if not weights.config.tied_head:
         tensors.append(weights.head())
-    parts: list[object] = [weights.final_norm(), weights.position_embedding()]
+    parts: list[object] = [weights.final_norm(), weights.position_embedding(), weights.layer_inputs()]
     parts += [weights.layer(index) for index in range(weights.config.n_layers)]
     while parts:
         part = parts.pop()
@@ -161,7 +161,7 @@ def tensors_of(weights: Weights) -> list[Tensor]:
             tensors.append(part)
         elif isinstance(part, tuple):
             parts += part
-        elif part is not None:
+        elif part is not None and not isinstance(part, int):
             parts += vars(part).values()
     return tensors
 

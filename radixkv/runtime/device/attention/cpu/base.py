@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
 
@@ -30,9 +31,23 @@ class RowSpan:
         return self.start + self.n_tokens
 
 
+class LayerPages(Protocol):
+    """The KV pool, as attention uses it."""
+
+    @property
+    def layers(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """K and V of each layer, [pages, kv_heads, page_size, head_dim]; the last page stays zero."""
+        ...
+
+
 class Attention(LayerAttention, Protocol):
     """Causal attention over the paged KV pool."""
 
-    def plan(self, spans: Sequence[RowSpan]) -> None:
-        """Prepares everything of a step's rows that does not depend on the layer."""
+    def plan(self, spans: Sequence[RowSpan], window_spans: Sequence[RowSpan] | None = None) -> None:
+        """Prepares everything of a step's rows that does not depend on the layer.
+
+        Args:
+            spans: the rows.
+            window_spans: the rows with the pages of layers with windows; None: all layers are in the same pages.
+        """
         ...

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cpu.base import RowSpan
+from radixkv.runtime.device.ops.cpu.page_rows import rows_of
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class BlockLayout:
     """Positions per block, a multiple of ``page_size``."""
     zero_page: int
     """Page that stays zero; it stands for pages that no token of a row reads."""
+    heads_per_page: int
+    """Distance of two pages of a layer in the pool, as a multiple of a page of one key-value head."""
     window: int | None = None
     """Sliding window in positions, the token's own included; None: full causal attention."""
 
@@ -112,7 +115,9 @@ class BlockGather:
             pages[index, : len(block_pages)] = block_pages
             unwritten += [(index, offset) for offset in range(block.n_written, len(block_pages) * layout.page_size)]
         heads = np.arange(layout.n_kv_heads)
-        self._page_heads = torch.from_numpy((pages[:, None, :] * layout.n_kv_heads + heads[:, None]).reshape(-1))
+        self._page_heads = torch.from_numpy(
+            (pages[:, None, :] * layout.heads_per_page + heads[:, None]).reshape(-1)
+        )
         self._unwritten = torch.tensor(
             [
                 (index * layout.n_kv_heads + head) * layout.block_tokens + offset
@@ -137,10 +142,11 @@ class BlockGather:
         """
         page_head_size = layer[0, 0].numel()
         copied = workspace[: self.n_values].view(-1, page_head_size)
+        page_heads = rows_of(layer, page_head_size)
         if layer.dtype == copied.dtype:
-            torch.index_select(layer.view(-1, page_head_size), 0, self._page_heads, out=copied)
+            torch.index_select(page_heads, 0, self._page_heads, out=copied)
         else:
-            copied.copy_(torch.index_select(layer.view(-1, page_head_size), 0, self._page_heads))
+            copied.copy_(torch.index_select(page_heads, 0, self._page_heads))
         if len(self._unwritten):
             copied.view(-1, layer.shape[-1]).index_fill_(0, self._unwritten, 0.0)
         return copied.view(self._shape)

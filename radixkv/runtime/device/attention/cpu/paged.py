@@ -8,11 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cpu.base import RowSpan
+from radixkv.runtime.device.attention.cpu.base import LayerPages, RowSpan
 from radixkv.runtime.device.attention.cpu.block_softmax import BlockLayout, LayerKV, batched_matmul, blocks_of_row
 from radixkv.runtime.device.attention.cpu.row_products import LongRow, ShortRows
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
-from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles
 
 _MIN_PRODUCT_ROWS = 8
@@ -36,7 +35,7 @@ class PagedAttention:
 
     def __init__(
         self,
-        pool: KVPool,
+        pool: LayerPages,
         *,
         n_heads: int,
         windows: Sequence[int | None],
@@ -48,7 +47,7 @@ class PagedAttention:
         """Determines which tile sizes give bit-equal products on this machine.
 
         Args:
-            pool: the pool to read, for its shape.
+            pool: the pool to read, for its shapes. The last page of each layer stays zero.
             n_heads: number of query heads.
             windows: [layers], sliding window in positions, the token's own included; None for full attention.
             scale: multiplier of the scores.
@@ -56,27 +55,37 @@ class PagedAttention:
             kv_scales: [layers], of a pool with a quantized dtype; None: all are 1.
             block_tokens: positions per partial sum, rounded down to whole pages, at least one page.
         """
-        _, _, n_kv_heads, page_size, head_dim = pool.k.shape
-        layout = BlockLayout(
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            head_dim=head_dim,
-            page_size=page_size,
-            block_tokens=max(1, block_tokens // page_size) * page_size,
-            zero_page=pool.zero_page,
-        )
-        self._windows = tuple(windows)
-        self._layouts = {window: replace(layout, window=window) for window in self._windows}
-        self._tiles = _token_tiles(layout)
+        self._layouts = []
+        for (k, _), window in zip(pool.layers, windows, strict=True):
+            n_pages, n_kv_heads, page_size, head_dim = k.shape
+            self._layouts.append(
+                BlockLayout(
+                    n_heads=n_heads,
+                    n_kv_heads=n_kv_heads,
+                    head_dim=head_dim,
+                    page_size=page_size,
+                    block_tokens=max(1, block_tokens // page_size) * page_size,
+                    zero_page=n_pages - 1,
+                    heads_per_page=k.stride(0) // (page_size * head_dim),
+                    window=window,
+                )
+            )
+        """[layers]."""
+        self._tiles = {kind: _token_tiles(kind) for kind in {_kind(layout) for layout in self._layouts}}
         self._scale = scale
-        self._kv_scales = kv_scales or [UNSCALED] * len(self._windows)
+        self._kv_scales = kv_scales or [UNSCALED] * len(self._layouts)
         self._sinks = [None if sink is None else sink.float() for sink in sinks]
-        self._parts: dict[int | None, list[LongRow | ShortRows]] = {}
+        self._parts: dict[BlockLayout, list[LongRow | ShortRows]] = {}
         self._workspace = (torch.empty(0), torch.empty(0))
 
-    def plan(self, spans: Sequence[RowSpan]) -> None:
-        """Partitions a step into matrix products, once for each distinct window. O(rows * blocks)."""
-        self._parts = {window: self._partition(spans, layout) for window, layout in self._layouts.items()}
+    def plan(self, spans: Sequence[RowSpan], window_spans: Sequence[RowSpan] | None = None) -> None:
+        """Partitions a step into matrix products, once for each kind of layer. O(rows * blocks)."""
+        if window_spans is None:
+            window_spans = spans
+        self._parts = {
+            layout: self._partition(spans if layout.window is None else window_spans, layout)
+            for layout in set(self._layouts)
+        }
         n_values = max(part.n_gathered for parts in self._parts.values() for part in parts)
         if n_values > len(self._workspace[0]):
             self._workspace = (torch.empty(n_values), torch.empty(n_values))
@@ -87,7 +96,7 @@ class PagedAttention:
         scaled = q.float() * (self._scale * scales.k)
         attended = out if out.dtype == torch.float32 else torch.empty_like(scaled)
         kv = LayerKV(k_cache, v_cache, self._sinks[layer])
-        for part in self._parts[self._windows[layer]]:
+        for part in self._parts[self._layouts[layer]]:
             part.run(kv, scaled, attended, self._workspace)
         if scales.v != 1.0:
             attended.mul_(scales.v)
@@ -95,14 +104,20 @@ class PagedAttention:
             out.copy_(attended)
 
     def _partition(self, spans: Sequence[RowSpan], layout: BlockLayout) -> list[LongRow | ShortRows]:
+        tiles = self._tiles[_kind(layout)]
         parts: list[LongRow | ShortRows] = []
         short: list[RowSpan] = []
         for span in spans:
             if span.n_tokens <= _MAX_SHORT_TOKENS:
                 short.append(span)
             else:
-                parts.append(LongRow(span, layout, self._tiles, _MAX_SCORES))
-        return [*parts, *(ShortRows(group, layout, self._tiles) for group in _groups(short, layout))]
+                parts.append(LongRow(span, layout, tiles, _MAX_SCORES))
+        return [*parts, *(ShortRows(group, layout, tiles) for group in _groups(short, layout))]
+
+
+def _kind(layout: BlockLayout) -> BlockLayout:
+    """Returns what layouts have in common whose products are of equal sizes."""
+    return replace(layout, window=None, zero_page=0, heads_per_page=layout.n_kv_heads)
 
 
 def _groups(spans: list[RowSpan], layout: BlockLayout) -> list[list[RowSpan]]:

@@ -17,7 +17,8 @@ class CpuHostSlots:
     """``copy_threads.HostSlots`` over a ``KVPool``.
 
     Slots are page-first, [slots, parts, 2, layers, kv_heads, page_size, head_dim] with K before V, so that each is
-    contiguous. The memory is reserved at once and taken by each slot as it is first used.
+    contiguous; a part is of a rank, and of the layers that have heads of one shape. The memory is reserved at once
+    and taken by each slot as it is first used.
 
     Args:
         pool: the pool to copy from and to.
@@ -29,9 +30,8 @@ class CpuHostSlots:
     """
 
     def __init__(self, pool: KVPool, n_bytes: int, part: SlotPart | None = None) -> None:
-        n_layers, _, n_kv_heads, page_size, head_dim = pool.k.shape
-        shape = (2, n_layers, n_kv_heads, page_size, head_dim)
-        part_bytes = torch.Size(shape).numel() * pool.k.dtype.itemsize
+        sizes = [2 * one.k[:, 0].nbytes for one in pool.parts]
+        part_bytes = sum(sizes)
         self.page_bytes = part_bytes if part is None else part.n_parts * part_bytes
         self.n_slots = count_slots(n_bytes, self.page_bytes)
         require_host_memory(n_bytes)
@@ -41,8 +41,12 @@ class CpuHostSlots:
             memory = torch.frombuffer(map_shared(part.memory, self.n_slots * self.page_bytes), dtype=torch.uint8)
         self._memory = memory.view(self.n_slots, self.page_bytes)
         first = 0 if part is None else part.index * part_bytes
-        self._slots = self._memory[:, first : first + part_bytes].view(pool.k.dtype).unflatten(1, shape)
-        """[slots, 2, layers, kv_heads, page_size, head_dim]."""
+        own = self._memory[:, first : first + part_bytes].split(sizes, 1)
+        self._slots = [
+            memory.view(one.k.dtype).unflatten(1, (2, *one.k[:, 0].shape))
+            for memory, one in zip(own, pool.parts, strict=True)
+        ]
+        """Of each part of a page, [slots, 2, layers, kv_heads, page_size, head_dim]."""
         self._stores = part is None or part.stores
         self._pool = pool
 
@@ -58,16 +62,18 @@ class CpuHostSlots:
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
         """Copies slots to pages."""
         for slot, page in zip(slots, pages, strict=True):
-            self._pool.k[:, page].copy_(self._slots[slot, 0])
-            self._pool.v[:, page].copy_(self._slots[slot, 1])
+            for slot_part, part in zip(self._slots, self._pool.parts, strict=True):
+                part.k[:, page].copy_(slot_part[slot, 0])
+                part.v[:, page].copy_(slot_part[slot, 1])
 
     def store(self, pages: Sequence[int], slots: Sequence[int]) -> None:
         """Copies pages to slots."""
         if not self._stores:
             return
         for page, slot in zip(pages, slots, strict=True):
-            self._slots[slot, 0].copy_(self._pool.k[:, page])
-            self._slots[slot, 1].copy_(self._pool.v[:, page])
+            for slot_part, part in zip(self._slots, self._pool.parts, strict=True):
+                slot_part[slot, 0].copy_(part.k[:, page])
+                slot_part[slot, 1].copy_(part.v[:, page])
 
     def close(self) -> None:
         """Frees the memory with the last reference to this object."""

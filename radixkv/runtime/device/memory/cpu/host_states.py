@@ -61,4 +61,3 @@ class CpuHostStates:
                 of_part = part.flatten().view(torch.uint8)
                 memory[first : first + len(of_part)] = of_part
                 first += len(of_part)
-

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from radixkv.errors import InvariantError
+from radixkv.runtime.device.memory.state_positions import StatePositions
+from radixkv.runtime.device.memory.state_size import state_bytes
 from radixkv.runtime.device.memory_check import check_allocation
 from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.ops.base import LayerStates, TokenSpan
@@ -32,7 +33,7 @@ class RecurrentStates:
         n_layers, n_slots = len(config.layers), n_batch_slots + n_tree_slots
         with check_allocation(
             n_slots * state_bytes(config, dtype),
-            f"the states of gated delta nets for max_num_seqs {n_batch_slots} and {n_tree_slots} slots of the tree",
+            f"the states of recurrent layers for max_num_seqs {n_batch_slots} and {n_tree_slots} slots of the tree",
             "set max_num_seqs or state_memory_bytes lower",
         ):
             # Written, not only reserved: the pool is checked against what is left.
@@ -42,21 +43,18 @@ class RecurrentStates:
         """States of each delta net."""
         self.n_bytes = state_bytes(config, dtype)
         """Bytes of a slot."""
-        self._n_batch_slots = n_batch_slots
-        self._ends = [0] * n_slots
-
-    @property
-    def n_tree_slots(self) -> int:
+        self.n_tree_slots = n_tree_slots
         """Number of slots of the tree."""
-        return len(self._ends) - self._n_batch_slots
+        self._n_batch_slots = n_batch_slots
+        self._positions = StatePositions(n_batch_slots, n_tree_slots)
 
     def position(self, slot: int) -> int:
-        """Returns the position of what a slot of the tree has. O(1)."""
-        return self._ends[self._n_batch_slots + slot]
+        """See ``StatePositions.position``."""
+        return self._positions.position(slot)
 
     def set_position(self, slot: int, position: int) -> None:
-        """Notes the position of what was copied to a slot of the tree. O(1)."""
-        self._ends[self._n_batch_slots + slot] = position
+        """See ``StatePositions.set_position``."""
+        self._positions.set_position(slot, position)
 
     def parts(self, slot: int) -> Iterator[torch.Tensor]:
         """Yields what a slot of the tree has: contiguous views, in the same order for each slot. O(layers)."""
@@ -66,23 +64,8 @@ class RecurrentStates:
             yield layer.inputs[index]
 
     def check(self, plan: StepPlan) -> None:
-        """Checks that each row starts where its slot's states end, and notes where they will. O(rows).
-
-        Raises:
-            InvariantError: a row would continue from states of another position.
-        """
-        for slot, batch_slot in plan.state_loads:
-            self._ends[batch_slot] = self._ends[self._n_batch_slots + slot]
-        for row in plan.rows:
-            end = self._ends[row.batch_slot]
-            if row.start not in (0, end):
-                raise InvariantError(
-                    f"a row of batch slot {row.batch_slot} starts at position {row.start}, and the slot's states "
-                    f"are of {end}"
-                )
-            self._ends[row.batch_slot] = row.start + row.n_tokens
-        for _, position, slot in plan.state_saves:
-            self._ends[self._n_batch_slots + slot] = position
+        """See ``StatePositions.check``."""
+        self._positions.check(plan)
 
     def load(self, plan: StepPlan) -> None:
         """Copies the states that batch slots of a step go on from. O(bytes)."""
@@ -107,10 +90,3 @@ class RecurrentStates:
                 spans.append(TokenSpan(row.batch_slot, first, last - start, start))
                 first += last - start
         return tuple(spans)
-
-
-def state_bytes(config: DeltaNetConfig, dtype: torch.dtype) -> int:
-    """Returns the bytes of one sequence's states."""
-    n_inputs = (config.n_taps - 1) * config.n_channels
-    n_memory = config.n_value_heads * config.key_dim * config.value_dim
-    return len(config.layers) * (n_inputs * dtype.itemsize + n_memory * torch.float32.itemsize)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.page_shape import PageShape
-from radixkv.runtime.device.ops.base import LayerStates
 
 COPIED_AT_ONCE_BYTES = 64 << 20
 """Bytes of K or V per chunk of a page copy, which bounds the temporary memory."""
@@ -23,16 +23,19 @@ class CudaPool:
         page: shape and dtype of one page.
         n_pages: pages that can be allocated.
         device: where the pool is allocated.
+        states: of gated delta nets; None: there are none.
     """
 
-    def __init__(self, page: PageShape, n_pages: int, device: torch.device) -> None:
+    def __init__(
+        self, page: PageShape, n_pages: int, device: torch.device, states: CudaStates | None = None
+    ) -> None:
         shape = (page.n_layers, n_pages + 1, page.page_size, page.n_kv_heads, page.head_dim)
         self.k = torch.zeros(shape, dtype=page.dtype, device=device)
         self.v = torch.zeros(shape, dtype=page.dtype, device=device)
         self.layers = list(zip(self.k, self.v, strict=True))
         """K and V of each layer, [pages + 1, page_size, kv_heads, head_dim] each."""
-        self.states: list[LayerStates] = []
-        """None: gated delta nets run on the CPU only."""
+        self.states = [] if states is None else states.layers
+        """States of each gated delta net."""
         # Copied as words: torch indexes no 8-bit floats. Head sizes on CUDA are multiples of 64 bytes and more.
         self._words = [cache.view(torch.int64) for cache in (self.k, self.v)]
         self.n_pages = n_pages

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import LayerStates, Rows, TokenSpan, as_tensor
+from radixkv.runtime.device.ops.base import LayerStates, Rows, Sequences, as_tensor
 from radixkv.runtime.device.ops.cpu.layers import Linear, RowTiles
 from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights
 
@@ -42,36 +42,27 @@ class DeltaNet(base.DeltaNet):
         self._norm = weights.norm
         self._eps = eps
 
-    def __call__(self, normed: Rows, sequences: Sequence[TokenSpan], states: LayerStates) -> Tensor:
+    def __call__(self, normed: Rows, sequences: Sequences, states: LayerStates) -> Tensor:
         """See ``ops.base.DeltaNet``."""
+        assert isinstance(sequences, tuple), "on the CPU rows are spans"
         config = self._config
         projected = self._inputs(as_tensor(normed))
         n_values, n_heads = config.n_value_heads * config.value_dim, config.n_value_heads
         mixed, gate, strength, decay = projected.split([config.n_channels, n_values, n_heads, n_heads], -1)
-        strength = _sigmoid(strength.float())
-        decay = (_softplus(decay.float() + self._decay_bias) * self._decay).exp_()
+        strength = sigmoid(strength.float())
+        decay = (softplus(decay.float() + self._decay_bias) * self._decay).exp_()
         out = projected.new_empty(len(projected), n_heads, config.value_dim)
         for span in sequences:
             rows = slice(span.first, span.first + span.n_tokens)
             if span.start == 0:
                 states.inputs[span.batch_slot] = 0
                 states.memory[span.batch_slot] = 0
-            convolved = self._convolve(mixed[rows], states.inputs[span.batch_slot])
+            convolved = convolve(mixed[rows], states.inputs[span.batch_slot], self._taps)
             self._scan(convolved, strength[rows], decay[rows], states.memory[span.batch_slot], out[rows])
             if span.saved_to is not None:
                 states.inputs[span.saved_to] = states.inputs[span.batch_slot]
                 states.memory[span.saved_to] = states.memory[span.batch_slot]
         return self._normed(out, gate.view(out.shape)).flatten(1)
-
-    def _convolve(self, mixed: Tensor, last: Tensor) -> Tensor:
-        """Convolves [tokens, channels] after those in ``last``, and activates it. Changes ``last``."""
-        seen = torch.cat([last, mixed])
-        last.copy_(seen[len(mixed) :])
-        total = seen[: len(mixed)].float() * self._taps[0]
-        for tap, weight in enumerate(self._taps[1:], 1):
-            total += seen[tap : tap + len(mixed)].float() * weight
-        total = total.to(mixed.dtype).float()
-        return (total * _sigmoid(total)).to(mixed.dtype)
 
     def _scan(self, convolved: Tensor, strength: Tensor, decay: Tensor, memory: Tensor, out: Tensor) -> None:
         """Reads and writes a sequence's memory, [value heads, key_dim, value_dim], token by token."""
@@ -97,15 +88,35 @@ class DeltaNet(base.DeltaNet):
         full = x.float()
         scale = full.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()
         gate = gate.float()
-        return ((full * scale).to(x.dtype) * self._norm * (gate * _sigmoid(gate))).to(x.dtype)
+        return ((full * scale).to(x.dtype) * self._norm * (gate * sigmoid(gate))).to(x.dtype)
 
 
-def _sigmoid(x: Tensor) -> Tensor:
+def convolve(mixed: Tensor, last: Tensor, taps: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
+    """Convolves tokens over time, and activates the result.
+
+    Args:
+        mixed: [tokens, channels].
+        last: [taps - 1, channels], what came before them; overwritten by the last of both.
+        taps: [channels] float32 each; the last one is the token's own.
+        bias: [channels] float32.
+    """
+    seen = torch.cat([last, mixed])
+    last.copy_(seen[len(mixed) :])
+    total = seen[: len(mixed)].float() * taps[0]
+    for tap, weight in enumerate(taps[1:], 1):
+        total += seen[tap : tap + len(mixed)].float() * weight
+    if bias is not None:
+        total += bias
+    total = total.to(mixed.dtype).float()
+    return (total * sigmoid(total)).to(mixed.dtype)
+
+
+def sigmoid(x: Tensor) -> Tensor:
     """Written out because torch's rounds differently by an element's place."""
     return x.neg().exp_().add_(1.0).reciprocal_()
 
 
-def _softplus(x: Tensor) -> Tensor:
+def softplus(x: Tensor) -> Tensor:
     """``log(1 + exp(x))``, in float64 because the logarithm's last bits depend on an element's place."""
     full = x.double()
     return torch.where(full > _LINEAR_ABOVE, full, full.exp().log1p()).float()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.memory_check import check_allocation
-from radixkv.runtime.device.model_config.config import ExpertConfig
+from radixkv.runtime.device.model_config.config import ExpertConfig, SigmoidRouting
 from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
@@ -26,6 +26,8 @@ _GELU_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 """GELU's approximation by tanh is ``x * sigmoid(slope * (x + 0.044715 * x**3))``."""
 _CLAMP, _CLAMPED_SLOPE = 7.0, 1.702
 """GPT-OSS computes ``gate * sigmoid(slope * gate) * (up + 1)`` with both limited."""
+_MIN_SUM = 1e-20
+"""Is added to the sum of a token's scores by sigmoid before they are divided by it, as in Transformers."""
 _ROW_TILES = (8, 16, 32, 64, 128, 256)
 _CACHE_LINE_BYTES = 64
 _LARGE_MATRIX_SIZE = 1 << 24
@@ -175,6 +177,8 @@ def activate(kind: Activation, x: Tensor) -> Tensor:
     """
     if kind == "relu":
         return x.relu_()
+    if kind == "relu2":
+        return x.relu_().square_()
     gate, up = x.float().chunk(2, -1)
     if kind == "clamped_silu":
         gate, up = gate.clamp(max=_CLAMP), up.clamp(-_CLAMP, _CLAMP)
@@ -220,14 +224,26 @@ class Experts(base.Mlp):
         self._config = config
         self._router = Linear(weights.router, tiles)
         self._experts = [Mlp(expert, tiles, activation) for expert in weights.experts()]
-        self._shared: tuple[Mlp, Linear] | None = None
+        self._scales = None if weights.scales is None else weights.scales.float()
+        self._correction = weights.correction
+        self._shared: tuple[Mlp, Linear | None] | None = None
         if (shared := weights.shared) is not None:
-            self._shared = Mlp(shared.mlp, tiles, activation), Linear(shared.weight, tiles)
+            weight = None if shared.weight is None else Linear(shared.weight, tiles)
+            self._shared = Mlp(shared.mlp, tiles, activation), weight
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Mlp``."""
-        x = as_tensor(x)
-        expert_weights, chosen = self._route(x)
+        return self.mixed(as_tensor(x), as_tensor(x), out)
+
+    def mixed(self, x: Tensor, routed: Tensor, out: Tensor | None = None) -> Tensor:
+        """Maps rows as the experts do that the router selects for others.
+
+        Args:
+            x: [rows, hidden], what the experts compute.
+            routed: [rows, hidden], what the router reads.
+            out: [rows, hidden]; None allocates it.
+        """
+        expert_weights, chosen = self._route(routed)
         total = torch.zeros_like(x) if out is None else out.zero_()
         for index in sorted(set(chosen.flatten().tolist())):
             rows, ranks = (chosen == index).nonzero(as_tuple=True)
@@ -235,12 +251,32 @@ class Experts(base.Mlp):
             total.index_add_(0, rows, self._experts[index](x[rows]) * expert_weights[rows, ranks, None])
         if self._shared is not None:
             mlp, weight = self._shared
-            total.add_(gated(mlp(x), weight(x)))
+            total.add_(mlp(x) if weight is None else gated(mlp(x), weight(x)))
         return total
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns weights and indices of the selected experts, each [rows, active]."""
+        if self._config.sigmoid is not None:
+            return self._route_by_sigmoid(x, self._config.sigmoid)
         expert_weights, chosen = self._router(x).float().softmax(-1).topk(self._config.n_active, -1)
         if self._config.normalizes:
             expert_weights = expert_weights / expert_weights.sum(-1, keepdim=True)
+        if self._scales is not None:
+            expert_weights = expert_weights * self._scales[chosen]
         return expert_weights.to(x.dtype), chosen
+
+    def _route_by_sigmoid(self, x: Tensor, routing: SigmoidRouting) -> tuple[Tensor, Tensor]:
+        """Returns what ``_route`` does."""
+        assert self._correction is not None, "a router by sigmoid has a correction"
+        scores = self._router(x.float()).neg_().exp_().add_(1.0).reciprocal_()
+        corrected = scores + self._correction
+        if routing.n_groups > 1:
+            groups = corrected.unflatten(1, (routing.n_groups, -1))
+            used = groups.topk(2, -1).values.sum(-1).topk(routing.n_used_groups, -1).indices
+            is_used = torch.zeros(groups.shape[:2], dtype=torch.bool).scatter_(1, used, True)
+            corrected = groups.masked_fill(~is_used.unsqueeze(-1), -math.inf).flatten(1)
+        chosen = corrected.topk(self._config.n_active, -1).indices
+        expert_weights = scores.gather(1, chosen)
+        if self._config.normalizes:
+            expert_weights = expert_weights / (expert_weights.sum(-1, keepdim=True) + _MIN_SUM)
+        return (expert_weights * routing.scale).to(x.dtype), chosen

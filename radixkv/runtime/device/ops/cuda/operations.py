@@ -10,9 +10,11 @@ from torch import Tensor
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig, ExpertConfig
+from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Norm, Rows, as_tensor
+from radixkv.runtime.device.ops.cuda.delta_net.layer import DeltaNet
 from radixkv.runtime.device.ops.cuda.expert_routing import route
 from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
 from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows, quantize_rows, row_scales
@@ -26,13 +28,16 @@ from radixkv.runtime.device.ops.cuda.layers import (
     Mlp,
     RMSNorm,
 )
+from radixkv.runtime.device.ops.cuda.output_gate import multiply_by_sigmoid
 from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_memory
 from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,
+    ExpertsBesideWeights,
     ExpertsWeights,
+    LayerInputWeights,
     LinearWeights,
     MlpWeights,
     NormWeights,
@@ -58,10 +63,10 @@ class CudaOperations:
         self._config = config
         self._has_fp8 = has_fp8
         self._cosine_sine = {
-            rope: _cosine_sine(rope, config.head_dim, max_positions).to(device)
+            rope: _cosine_sine(rope, config.rotary_dim, max_positions).to(device)
             for rope in {config.rope, config.local_rope}
         }
-        """[max_positions, head_dim] float32: cosines, then sines, each of half the head's dimensions."""
+        """[max_positions, rotary_dim] float32: cosines, then sines, each of half the rotated dimensions."""
 
     def linear(self, weights: LinearWeights) -> CudaLinear:
         """See ``Operations.linear``."""
@@ -92,7 +97,12 @@ class CudaOperations:
 
     def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> base.DeltaNet:
         """See ``Operations.delta_net``."""
-        raise AssertionError("refused by machine.check_model")
+        return DeltaNet(weights, self.linear(weights.inputs), config, self._config.norm_eps)
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """See ``Operations.gated``."""
+        multiply_by_sigmoid(x, gate, x)
+        return x
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Experts:
         """See ``Operations.experts``."""
@@ -102,6 +112,10 @@ class CudaOperations:
                 f"this {self._config.architecture} has experts with the activation {activation}, which has no "
                 "kernel on CUDA; use --device cpu"
             )
+        shared = None
+        if weights.shared is not None:
+            assert weights.shared.weight is not None, "refused by machine.check_model"
+            shared = SharedExpert(self.mlp(weights.shared.mlp), self.linear(weights.shared.weight))
         assert self._has_fp8 or not isinstance(weights.down.weight, Fp8Matrix), "check_fp8_experts refuses this"
         return Experts(
             self.linear(weights.router),
@@ -110,10 +124,24 @@ class CudaOperations:
             activation,
             n_active=config.n_active,
             normalizes=config.normalizes,
+            shared=shared,
         )
 
+    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> base.ExpertsBeside:
+        """See ``Operations.experts_beside``."""
+        raise AssertionError("refused by machine.check_model")
+
+    def layer_input(self, weights: LayerInputWeights) -> base.LayerInput:
+        """See ``Operations.layer_input``."""
+        raise AssertionError("refused by machine.check_model")
+
     def rotate_and_store(
-        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None, scales: LayerScales
+        self,
+        heads: LayerHeads,
+        rope: Rope | None,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        scales: LayerScales,
     ) -> RotateAndStore:
         """See ``Operations.rotate_and_store``."""
         return RotateAndStore(
@@ -126,8 +154,20 @@ class CudaOperations:
 
 
 @dataclass(frozen=True)
+class SharedExpert:
+    """An expert that computes every token, and what its output is multiplied by."""
+
+    mlp: base.Mlp
+    weight: base.Linear
+
+    def add(self, x: Tensor, sums: Tensor) -> None:
+        """Adds the output for ``x`` to ``sums``; both are [tokens, hidden]."""
+        multiply_by_sigmoid(self.mlp(x), self.weight(x), sums, adds=True)
+
+
+@dataclass(frozen=True)
 class Experts(base.Mlp):
-    """A mixture of experts: a weighted sum of the MLPs that a router selects for each token.
+    """A mixture of experts: a weighted sum of the MLPs that a router selects for each token, and of a shared one.
 
     Memory: for each token, ``n_active`` rows of the inner and of the hidden size, in chunks of 8,192 tokens: 0.4 GB
     for Qwen3-30B-A3B and 0.6 GB for Mixtral 8x7B.
@@ -139,6 +179,7 @@ class Experts(base.Mlp):
     activation: GatedActivation
     n_active: int
     normalizes: bool
+    shared: SharedExpert | None = None
     chunk_tokens: int = CHUNK_TOKENS
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
@@ -147,12 +188,14 @@ class Experts(base.Mlp):
         out = torch.empty_like(x) if out is None else out
         for rows, sums in zip(*(torch.split(each, self.chunk_tokens) for each in (x, out)), strict=True):
             sum_experts(*self._products(rows), sums)
+            if self.shared is not None:
+                self.shared.add(rows, sums)
         return out
 
     def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
         """See ``ops.base.Mlp``."""
         fields = norm.fused
-        if fields is None:
+        if fields is None or self.shared is not None:
             return norm.add(self(x), residual)
         out = new_rows(residual, fields.out_scales)
         for first in range(0, len(residual), self.chunk_tokens):
@@ -189,10 +232,10 @@ def _rounded_for(weight: Tensor | Fp8Matrix, x: Tensor) -> Rows:
     return quantize_rows(x, row_scales(weight)) if isinstance(weight, Fp8Matrix) else x
 
 
-def _cosine_sine(rope: Rope | None, head_dim: int, max_positions: int) -> Tensor:
+def _cosine_sine(rope: Rope | None, rotary_dim: int, max_positions: int) -> Tensor:
     """Returns the table of a rotary embedding; without one, that of angles of 0, which rotate nothing."""
     if rope is None:
-        halves = torch.ones(max_positions, head_dim // 2), torch.zeros(max_positions, head_dim // 2)
+        halves = torch.ones(max_positions, rotary_dim // 2), torch.zeros(max_positions, rotary_dim // 2)
     else:
-        halves = rope.cosine_sine(head_dim, max_positions)
+        halves = rope.cosine_sine(rotary_dim, max_positions)
     return torch.cat(halves, -1)

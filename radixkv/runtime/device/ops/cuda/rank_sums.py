@@ -23,6 +23,9 @@ _POLLS = tl.constexpr(1 << 17)
 That is in the host's memory, and takes some 0.4 ms where all programs look at once. Where one rank did so while
 another came, it was late for the next sum, and the other rank looked there: ranks went on like this for many steps.
 """
+_MIN_SPARED_BYTES = 1 << 20
+"""Where a sum in two shots moves at least so many bytes less to each GPU, it is chosen: they take 3 µs over NVLink,
+about as long as the second meeting."""
 _BROADCAST_BLOCK = 1024
 _LOGITS_BLOCK = 2048
 
@@ -56,12 +59,16 @@ def sum_parts(
 
     With a residual stream and a norm it computes ``residual += sum`` and norms that, with the bits of ``rms_norm``.
 
-    Each rank reads the parts of all. A rank may write its next part to the same memory only after another meeting,
-    which is that of the sum between: products alternate between two memories.
+    In one shot each rank reads the parts of all. In two shots it sums some rows, and reads the sums of other rows
+    from the ranks that have them: 2 (ranks - 1) / ranks times the bytes of a part in place of ranks - 1 times. With
+    two ranks these are equal.
+
+    A rank may write its next part to the same memory only after another meeting, which is that of the sum between:
+    products alternate between two memories.
 
     Args:
         parts: [ranks] int64: addresses of each rank's part, [rows, hidden] of the dtype of ``residual``, or of
-            ``out`` without one; aligned to 16 bytes.
+            ``out`` without one; aligned to 16 bytes. Undefined afterwards.
         meeting: of the ranks.
         out: [rows, hidden]; a contiguous tensor without a norm.
         residual: [rows, hidden], contiguous; with a norm only.
@@ -74,7 +81,9 @@ def sum_parts(
         like = residual
     n_rows, size = like.shape
     block = power_of_two(size)
-    _sum_parts[(min(n_rows, MAX_PROGRAMS),)](
+    has_two_shots = spared_bytes(n_rows * size * like.itemsize, meeting.n_ranks) >= _MIN_SPARED_BYTES
+    n_programs = triton.cdiv(n_rows, meeting.n_ranks) if has_two_shots else n_rows
+    _sum_parts[(min(n_programs, MAX_PROGRAMS),)](
         like,
         like if norm is None else norm.weight,
         0.0 if norm is None else norm.eps,
@@ -90,11 +99,17 @@ def sum_parts(
         BLOCK=block,
         N_RANKS=meeting.n_ranks,
         STRIDE=MAX_PROGRAMS,
+        TWO_SHOTS=has_two_shots,
         NORMS=norm is not None,
         ADDS_ONE=norm is not None and norm.adds_one,
         num_warps=warps_for(block),
         **overlapping(like),
     )
+
+
+def spared_bytes(part_bytes: int, n_ranks: int) -> int:
+    """Returns how many bytes less a GPU reads from others for a sum in two shots than in one."""
+    return part_bytes * (n_ranks - 1) * (n_ranks - 2) // n_ranks
 
 
 def gather_logits(parts: Tensor, meeting: Meeting, size: int, out: Tensor) -> None:
@@ -173,6 +188,7 @@ def _sum_parts(
     BLOCK: tl.constexpr,
     N_RANKS: tl.constexpr,
     STRIDE: tl.constexpr,
+    TWO_SHOTS: tl.constexpr,
     NORMS: tl.constexpr,
     ADDS_ONE: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -187,19 +203,42 @@ def _sum_parts(
     _meet(flags, counts, gives_up, rank, N_RANKS, STRIDE)
     dtype = residual.dtype.element_ty
     # Rows have 64 bits, because offsets do.
-    for row in range(tl.program_id(0).to(tl.int64), n_rows.to(tl.int64), tl.num_programs(0).to(tl.int64)):
+    first, step, end = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64), n_rows.to(tl.int64)
+    if TWO_SHOTS:  # ranks take turns with the rows of a program; no other rank reads what is overwritten here
+        own = tl.multiple_of(tl.load(parts + rank).to(tl.pointer_type(dtype)), 16)
+        for row in range(first + rank * step, end, step * N_RANKS):
+            offsets = row * SIZE + columns
+            tl.store(own + offsets, _sum_of_row(parts, offsets, is_column, dtype, BLOCK, N_RANKS), is_column)
+        _meet(flags, counts, gives_up, rank, N_RANKS, STRIDE)
+    for row in range(first, end, step):
         offsets = row * SIZE + columns
-        total = tl.zeros([BLOCK], tl.float32)
-        for other in tl.static_range(N_RANKS):
-            part = tl.multiple_of(tl.load(parts + other).to(tl.pointer_type(dtype)), 16)
-            total += tl.load(part + offsets, is_column, 0.0).to(tl.float32)
-        value = total.to(dtype)
+        if TWO_SHOTS:
+            sums = tl.load(parts + row // step % N_RANKS).to(tl.pointer_type(dtype))
+            value = tl.load(tl.multiple_of(sums, 16) + offsets, is_column, 0.0)
+        else:
+            value = _sum_of_row(parts, offsets, is_column, dtype, BLOCK, N_RANKS)
         if NORMS:
             target = residual + offsets
             value = (value.to(tl.float32) + tl.load(target, is_column, 0.0).to(tl.float32)).to(dtype)
             tl.store(target, value, is_column)
             value = normed_row(value, scale, eps, SIZE, ADDS_ONE)
         store_row(value, row, SIZE, out, out_stride, scales, group_stride, BLOCK, GROUP)
+
+
+@triton.jit
+def _sum_of_row(
+    parts: tl.tensor,
+    offsets: tl.tensor,
+    is_column: tl.tensor,
+    dtype: tl.constexpr,
+    BLOCK: tl.constexpr,
+    N_RANKS: tl.constexpr,
+) -> tl.tensor:
+    total = tl.zeros([BLOCK], tl.float32)
+    for other in tl.static_range(N_RANKS):
+        part = tl.multiple_of(tl.load(parts + other).to(tl.pointer_type(dtype)), 16)
+        total += tl.load(part + offsets, is_column, 0.0).to(tl.float32)
+    return total.to(dtype)
 
 
 @CachedKernel

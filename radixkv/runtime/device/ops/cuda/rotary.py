@@ -13,6 +13,7 @@ from radixkv.runtime.device.kv_dtype import FP8_MAX, UNSCALED, LayerScales
 from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.fp8 import to_fp8
+from radixkv.runtime.device.ops.cuda.partial_rotary import rotate_part_and_store
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
 
@@ -21,7 +22,8 @@ class RotateAndStore:
     """Norms and rotates heads (half-split rotary), and writes K and V into the pool, in one kernel."""
 
     cosine_sine: Tensor
-    """[positions, head_dim] float32, cosines in the first half, sines in the second."""
+    """[positions, rotated dimensions] float32, cosines in the first half, sines in the second. The dimensions after
+    these are not rotated."""
     query_norm: Tensor | None
     """[head_dim], as is ``key_norm``: weights of an RMS norm over each head before rotation; both or neither."""
     key_norm: Tensor | None
@@ -45,8 +47,10 @@ class RotateAndStore:
         n_tokens, n_heads, head_dim = q_out.shape
         n_kv_heads = (qkv.shape[1] // head_dim - n_heads) // 2
         norms = self.query_norm is not None and self.key_norm is not None
-        heads = power_of_two(n_heads)
-        _rotate_and_store[(n_tokens,)](
+        heads, rotary_dim = power_of_two(n_heads), self.cosine_sine.shape[1]
+        is_whole = rotary_dim == head_dim
+        kernel = _rotate_and_store if is_whole else rotate_part_and_store
+        kernel[(n_tokens,)](
             qkv,
             inputs.positions,
             inputs.slot_mapping,
@@ -60,6 +64,7 @@ class RotateAndStore:
             self.eps,
             self.scales.k,
             self.scales.v,
+            **({} if is_whole else {"ROTARY_DIM": rotary_dim}),
             N_HEADS=n_heads,
             N_KV_HEADS=n_kv_heads,
             HEADS=heads,

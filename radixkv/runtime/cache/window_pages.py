@@ -1,0 +1,255 @@
+"""Window pages: K and V of the layers with windows, held by requests and by tails in the tree.
+
+See docs/decisions/0069-window-pages.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from radixkv.errors import InvariantError
+from radixkv.runtime.cache.free_pages import Slabs
+from radixkv.runtime.step.window_pool import WindowPool, max_window_pages
+from radixkv.tree.node import State
+from radixkv.tree.states import States
+
+
+@dataclass(slots=True, eq=False)
+class WindowTable:
+    """The window pages of one request, which cover what its next row reads, and its launched rows."""
+
+    first: int = 0
+    """Entry of the block table that the first of ``pages`` has; those before it were freed, or never read."""
+    pages: list[int] = field(default_factory=list)
+    """Window pages in token order. Those of positions that are computed may be shared, and are only read."""
+    n_on_device: int = 0
+    """Leading entries that the device needs no more news of."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Copies of window pages (source, destination) that the plan of its next row must carry."""
+
+    @property
+    def end(self) -> int:
+        """The entry after the last one: the length of the request's block table."""
+        return self.first + len(self.pages)
+
+    def take_news(self) -> tuple[int, tuple[int, ...]]:
+        """Returns the first entry that the device does not have, and the pages from there on. O(their number)."""
+        first = max(self.first, self.n_on_device)
+        self.n_on_device = self.end
+        return first, tuple(self.pages[first - self.first :])
+
+
+class WindowPages:
+    """Counts who holds each window page: block tables, and tails in the tree, which are states of positions.
+
+    A page is free once nobody holds it. A tail has the pages of the window before its position.
+
+    Args:
+        slabs: the free pages of the pool.
+        window: positions that a token attends to in the layers with windows, its own included.
+        page_size: tokens per page.
+        max_tail_pages: most pages that tails hold together, beside those that a launched step fills.
+    """
+
+    def __init__(self, slabs: Slabs, window: int, page_size: int, max_tail_pages: int) -> None:
+        self.slabs = slabs
+        self.window = window
+        self._page_size = page_size
+        self._max_tail_pages = max_tail_pages
+        self._states: States | None = None
+        self._in_tables: Counter[int] = Counter()
+        """How many block tables hold each page."""
+        self._in_tails: Counter[int] = Counter()
+        """How many tails hold each page."""
+        self._n_idle = 0
+        """Pages of slabs for both kinds that only tails hold."""
+        self._n_idle_for_windows = 0
+        """The same of slabs for window pages only."""
+
+    @classmethod
+    def of(cls, pool: WindowPool, page_size: int) -> WindowPages:
+        """Returns the window pages of a device's pool, all of them free."""
+        slabs = Slabs(pool.pages_per_slab, pool.n_slabs, pool.n_window_slabs)
+        return cls(slabs, pool.window, page_size, pool.max_tail_pages)
+
+    def watch(self, states: States) -> None:
+        """Takes the states whose pages are tails, before there are any."""
+        self._states = states
+        states.on_left = self._lose
+
+    @property
+    def n_tail_pages(self) -> int:
+        """Window pages that tails hold, alone or with block tables. O(1)."""
+        return len(self._in_tails)
+
+    @property
+    def n_pages_evictable(self) -> int:
+        """How many pages of layers without windows would be free without tails. O(1)."""
+        return self._n_idle * self.slabs.pages_per_slab
+
+    def max_pages(self, max_row_tokens: int) -> int:
+        """Returns the most window pages that a request needs for a window and a row."""
+        return max_window_pages(self.window, max_row_tokens, self._page_size)
+
+    def n_pages_missing(self, table: WindowTable | None, n_pages: int, max_row_tokens: int) -> int:
+        """Returns how many pages of layers without windows are lost to the window pages that a request still needs.
+
+        Args:
+            table: of the request.
+            n_pages: length that its block table will have.
+            max_row_tokens: maximum tokens of a row.
+        """
+        n_held = 0 if table is None else len(table.pages)
+        n_missing = min(n_pages, self.max_pages(max_row_tokens)) - n_held
+        return self.slabs.n_pages_lost(n_missing - self._n_idle_for_windows) if n_missing > 0 else 0
+
+    def first_read(self, n_tokens: int) -> int:
+        """Returns the first entry that a row at position ``n_tokens`` reads. O(1)."""
+        return max(0, n_tokens + 1 - self.window) // self._page_size
+
+    def open(self, state: State | None) -> WindowTable:
+        """Returns the table of a request that goes on from a tail, or of one that begins. O(pages)."""
+        if state is None:
+            return WindowTable()
+        self._hold(state.pages)
+        return WindowTable(state.n_tokens // self._page_size - len(state.pages), list(state.pages))
+
+    def grow(self, table: WindowTable, n_pages: int) -> None:
+        """Adds ``n_pages`` pages, which the slabs must have. O(new pages)."""
+        for _ in range(n_pages):
+            page = self.slabs.take_window()
+            table.pages.append(page)
+            self._in_tables[page] = 1
+
+    def free_behind(self, table: WindowTable, n_tokens: int) -> bool:
+        """Lets go of the pages that no row from position ``n_tokens`` on reads; returns whether there were any.
+
+        No launched step may have a row that starts before, and no fork may still copy the pages. O(pages).
+        """
+        n_pages = self.first_read(n_tokens) - table.first
+        if n_pages <= 0:
+            return False
+        behind, table.pages = table.pages[:n_pages], table.pages[n_pages:]
+        table.first += len(behind)
+        self._let_go(behind)
+        return True
+
+    def is_behind(self, table: WindowTable, n_tokens: int) -> bool:
+        """Returns whether ``free_behind`` would let go of pages. O(1)."""
+        return self.first_read(n_tokens) > table.first and bool(table.pages)
+
+    def fork(self, table: WindowTable, n_tokens: int) -> WindowTable:
+        """Returns a table of the first ``n_tokens`` tokens: whole pages are shared, and part of a page is copied.
+
+        The slabs must have a page if there is such a part. O(pages).
+        """
+        first, last = max(self.first_read(n_tokens), table.first), n_tokens // self._page_size
+        second = WindowTable(first, table.pages[first - table.first : last - table.first])
+        self._hold(second.pages)
+        if n_tokens % self._page_size:
+            self.grow(second, 1)
+            second.copies = [(table.pages[last - table.first], second.pages[-1])]
+        return second
+
+    def reaches(self, table: WindowTable, n_tokens: int) -> bool:
+        """Returns whether a request still has all pages of the window before a position. O(1)."""
+        return table.first <= self.first_read(n_tokens)
+
+    def keep(self, table: WindowTable, state: State) -> None:
+        """Makes a state a tail: it gets the pages before its position, which the request's rows fill.
+
+        Other tails are evicted if together they hold too many pages. O(pages), and O(pages) an evicted tail.
+        """
+        first, last = self.first_read(state.n_tokens), state.n_tokens // self._page_size
+        state.pages = tuple(table.pages[first - table.first : last - table.first])
+        assert first >= table.first, "a request has the pages of the window before each position of its rows"
+        self._in_tails.update(state.pages)
+        while self.n_tail_pages > self._max_tail_pages and self.evict_tail():
+            pass
+
+    def evict_tail(self) -> bool:
+        """Evicts the tail that was used least recently; False if there is none that can be evicted. O(pages)."""
+        return self._states is not None and self._states.evict()
+
+    def close(self, table: WindowTable) -> None:
+        """Lets go of all pages of a table. O(pages)."""
+        self._let_go(table.pages)
+        table.pages = []
+
+    def used(self) -> Iterator[int]:
+        """Yields the window pages that somebody holds. O(pages)."""
+        yield from self._in_tables | self._in_tails
+
+    def check(self, tables: Iterable[WindowTable]) -> None:
+        """Checks that each window page is free or held as often as was counted. O(pages of tables and tails).
+
+        Args:
+            tables: all of open block tables.
+
+        Raises:
+            InvariantError: a bug in radixkv.
+        """
+        states = () if self._states is None else tuple(self._states)
+        held = Counter(page for table in tables for page in table.pages)
+        kept = Counter(page for state in states for page in state.pages)
+        if held != self._in_tables or kept != self._in_tails:
+            raise InvariantError("window pages are held by other tables and tails than were counted")
+        free, used, n_slabs = set(self.slabs.free_windows()), held | kept, self.slabs.n_slabs
+        if not free.isdisjoint(used):
+            raise InvariantError(f"window pages {sorted(free & used.keys())[:8]} are free, and held")
+        n_for_windows = sum(page >= n_slabs for page in (*free, *used))
+        if n_for_windows != self.slabs.n_window_slabs:
+            raise InvariantError(f"{n_for_windows} of {self.slabs.n_window_slabs} window pages are free or held")
+        shared = [page for page in used if page < n_slabs]
+        idle = [page for page in kept if page not in held]
+        n_idle = sum(page < n_slabs for page in idle)
+        if (n_idle, len(idle) - n_idle, len(shared)) != (
+            self._n_idle,
+            self._n_idle_for_windows,
+            self.slabs.n_shared,
+        ):
+            raise InvariantError(
+                f"{n_idle} shared slabs are of tails alone, and {len(shared)} of windows; counted were "
+                f"{self._n_idle} and {self.slabs.n_shared}"
+            )
+        for state in states:
+            n_pages = state.n_tokens // self._page_size - self.first_read(state.n_tokens)
+            if len(state.pages) != n_pages:
+                raise InvariantError(
+                    f"a tail of {state.n_tokens} tokens has {len(state.pages)} pages, not {n_pages}"
+                )
+
+    def _hold(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            if not self._in_tables[page]:
+                self._count_idle(page, -1)
+            self._in_tables[page] += 1
+
+    def _let_go(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._in_tables[page] -= 1
+            if not self._in_tables[page]:
+                del self._in_tables[page]
+                if page in self._in_tails:
+                    self._count_idle(page, 1)
+                else:
+                    self.slabs.give_window_back(page)
+
+    def _lose(self, state: State) -> None:
+        """Lets go of the pages of a tail that has left the tree."""
+        for page in state.pages:
+            self._in_tails[page] -= 1
+            if not self._in_tails[page]:
+                del self._in_tails[page]
+                if page not in self._in_tables:
+                    self._count_idle(page, -1)
+                    self.slabs.give_window_back(page)
+        state.pages = ()
+
+    def _count_idle(self, page: int, change: int) -> None:
+        if page < self.slabs.n_slabs:
+            self._n_idle += change
+        else:
+            self._n_idle_for_windows += change

@@ -1,0 +1,89 @@
+"""The states of gated delta nets on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+from radixkv.runtime.device.memory.state_positions import StatePositions
+from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.ops.base import LayerStates
+from radixkv.runtime.step.plan import StateLoad, StateSave, StepPlan
+
+
+class SortedSaves(NamedTuple):
+    """The states that a step saves, by when its rows come to their positions."""
+
+    before: list[StateSave]
+    """Of the positions where rows begin."""
+    within: list[StateSave]
+    after: list[StateSave]
+    """Of the positions where rows end."""
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> SortedSaves:
+        """Sorts those of a plan. O(1), and O(rows + states) if there are any."""
+        found = cls([], [], [])
+        if plan.state_saves:
+            ends = {row.batch_slot: (row.start, row.start + row.n_tokens) for row in plan.rows}
+            for save in plan.state_saves:
+                start, end = ends[save.batch_slot]
+                found[(save.position > start) + (save.position == end)].append(save)
+        return found
+
+
+class CudaStates:
+    """States of all gated delta nets as ``layers``: a set for each batch slot, then one for each slot of the tree.
+
+    Copies are enqueued on the current stream. Memory: what ``state_bytes`` says for each set.
+
+    Args:
+        config: of the delta nets.
+        n_batch_slots: number of batch slots.
+        n_tree_slots: number of slots of the tree.
+        dtype: of activations.
+        device: where the states are allocated.
+    """
+
+    def __init__(
+        self,
+        config: DeltaNetConfig,
+        n_batch_slots: int,
+        n_tree_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        n_layers, n_slots = len(config.layers), n_batch_slots + n_tree_slots
+        inputs = (n_layers, n_slots, config.n_taps - 1, config.n_channels)
+        memory = (n_layers, n_slots, config.n_value_heads, config.key_dim, config.value_dim)
+        self._inputs = torch.zeros(inputs, dtype=dtype, device=device)
+        self._memory = torch.zeros(memory, dtype=torch.float32, device=device)
+        self.layers = [LayerStates(*one) for one in zip(self._inputs, self._memory, strict=True)]
+        """States of each delta net."""
+        self.n_batch_slots = n_batch_slots
+        self.n_tree_slots = n_tree_slots
+        self._positions = StatePositions(n_batch_slots, n_tree_slots)
+
+    def check(self, plan: StepPlan) -> None:
+        """See ``StatePositions.check``."""
+        self._positions.check(plan)
+
+    def warm_up(self) -> None:
+        """Enqueues a first copy, of empty states: the driver loads its kernels when the device is idle."""
+        self._copy(0, -1)
+
+    def load(self, loads: Iterable[StateLoad]) -> None:
+        """Enqueues copies of states that batch slots go on from. O(bytes) on the device."""
+        for slot, batch_slot in loads:
+            self._copy(self.n_batch_slots + slot, batch_slot)
+
+    def save(self, saves: Iterable[StateSave]) -> None:
+        """Enqueues copies of the states that batch slots have now. O(bytes) on the device."""
+        for batch_slot, _, slot in saves:
+            self._copy(batch_slot, self.n_batch_slots + slot)
+
+    def _copy(self, source: int, destination: int) -> None:
+        for values in (self._inputs, self._memory):
+            values[:, destination].copy_(values[:, source])

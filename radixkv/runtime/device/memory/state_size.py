@@ -1,0 +1,33 @@
+"""The size of the states of recurrent layers."""
+
+from __future__ import annotations
+
+import torch
+
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.model_config.config import DeltaNetConfig
+
+
+def state_bytes(config: DeltaNetConfig, dtype: torch.dtype) -> int:
+    """Returns the bytes of one sequence's states."""
+    n_inputs = (config.n_taps - 1) * config.n_channels
+    n_memory = config.n_value_heads * config.key_dim * config.value_dim
+    return len(config.layers) * (n_inputs * dtype.itemsize + n_memory * torch.float32.itemsize)
+
+
+def all_states_bytes(config: DeltaNetConfig, dtype: torch.dtype, settings: DeviceSettings) -> int:
+    """Returns the bytes of the states of all batch slots and of the tree. Raises as ``count_states`` does."""
+    return (settings.max_num_seqs + count_states(config, dtype, settings)) * state_bytes(config, dtype)
+
+
+def count_states(config: DeltaNetConfig, dtype: torch.dtype, settings: DeviceSettings) -> int:
+    """Returns how many states the tree can have. Raises ``ConfigError`` if its memory is less than one."""
+    n_bytes = state_bytes(config, dtype)
+    n_states = settings.state_memory_bytes // n_bytes
+    if settings.state_memory_bytes and not n_states:
+        raise ConfigError(
+            f"state_memory_bytes {settings.state_memory_bytes} is less than the states of one sequence, which take "
+            f"{n_bytes} bytes; set --state-memory to a multiple of that"
+        )
+    return n_states

@@ -1,0 +1,1 @@
+"""Gated delta nets on CUDA, in Triton."""

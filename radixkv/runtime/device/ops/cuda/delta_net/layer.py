@@ -1,0 +1,53 @@
+"""A gated delta net on CUDA, over its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.ops import base
+from radixkv.runtime.device.ops.base import DeviceSequences, LayerStates, Rows, Sequences
+from radixkv.runtime.device.ops.cuda.delta_net.blocks import block_parts
+from radixkv.runtime.device.ops.cuda.delta_net.convolution import convolve
+from radixkv.runtime.device.ops.cuda.delta_net.gated_norm import gated_norm
+from radixkv.runtime.device.ops.cuda.delta_net.scan import scan_blocks
+from radixkv.runtime.device.ops.cuda.delta_net.step import step_tokens
+from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights
+
+
+@dataclass(frozen=True)
+class DeltaNet(base.DeltaNet):
+    """A gated delta net (Yang et al., arXiv 2412.06464), up to the projection of its output.
+
+    Rows of one token change their states in place. Prompts are computed in blocks of 64 positions with products on
+    tensor cores. Memory: for each token of a step, some four times the size of the layer's inputs.
+    """
+
+    weights: DeltaNetWeights
+    """Read by kernels only: they may still be loading when this is constructed."""
+    inputs: base.Linear
+    config: DeltaNetConfig
+    eps: float
+    """Of the norm of its output."""
+
+    def __call__(self, normed: Rows, sequences: Sequences, states: LayerStates) -> Tensor:
+        """See ``ops.base.DeltaNet``."""
+        assert isinstance(sequences, DeviceSequences), "on CUDA rows are tensors"
+        config, weights = self.config, self.weights
+        projected = self.inputs(normed)
+        n_tokens, n_channels = len(projected), config.n_channels
+        convolved = projected.new_empty(n_tokens, n_channels)
+        convolve(projected, states.inputs, weights.convolution, sequences, config, convolved)
+        out = projected.new_empty(n_tokens, config.n_value_heads, config.value_dim)
+        gates = weights.log_decay, weights.decay_bias
+        if len(sequences.batch_slots):
+            step_tokens(convolved, projected, *gates, states.memory, sequences, config, out)
+        if (prompts := sequences.prompts) is not None:
+            parts = block_parts(convolved, projected, *gates, prompts, config)
+            scan_blocks(convolved, parts, states.memory, prompts, config, sequences.n_batch_slots, out)
+        gate = projected[:, n_channels : n_channels + config.n_value_heads * config.value_dim]
+        result = out.flatten(1)
+        gated_norm(out, gate, weights.norm, self.eps, result)
+        return result

@@ -1,0 +1,194 @@
+"""A model that mixes layers with and without windows gives back the memory behind the windows: no bit changes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv import LLM, BeamSearchParams, RequestOutput, SamplingParams
+from support.cases import rest_nightly
+from support.checkpoints import save_checkpoint
+from support.device_support import OTHERS, random_ids
+
+END = 2
+"""A token that ends a message, as the checkpoint's configuration says."""
+WINDOW = 48
+PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, ignore_eos=True)
+KINDS = {
+    "gemma3": {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+    "gpt-oss": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+}
+
+
+of_each_kind = pytest.mark.parametrize("folder", KINDS, indirect=True)
+of_gemma = pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(0,)), indirect=True)
+
+
+@pytest.fixture(scope="module")
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    fields = {**OTHERS[request.param], **KINDS[request.param], "sliding_window": WINDOW, "eos_token_id": END}
+    save_checkpoint(folder, **fields)
+    return folder
+
+
+def opened(folder: Path, **settings: Any) -> LLM:
+    return LLM(folder, device="cpu", dtype="float32", max_model_len=512, **{"max_total_tokens": 2048, **settings})
+
+
+def cold_bits(folder: Path, prompts: Sequence[Sequence[int]], params: SamplingParams = PARAMS) -> list[Any]:
+    """Returns the bits of answers that are computed alone, with pages of all layers."""
+    with opened(folder, max_total_tokens=8192, host_memory_bytes=1 << 24) as llm:
+        assert not has_window_pages(llm)
+        return [
+            bits(llm.generate([{"prompt_token_ids": list(one), "cache_salt": f"{n}"}], params, use_tqdm=False)[0])
+            for n, one in enumerate(prompts)
+        ]
+
+
+def text(n: int, seed: int) -> list[int]:
+    return [one for one in random_ids(2 * n, seed=seed) if one != END][:n]
+
+
+def answers(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams = PARAMS) -> list[RequestOutput]:
+    return llm.generate([{"prompt_token_ids": list(one)} for one in prompts], params, use_tqdm=False)
+
+
+def bits(output: RequestOutput) -> Any:
+    """Returns the tokens of all answers with all their logprobs."""
+    return [
+        [{token: one.logprob for token, one in position.items()} for position in answer.logprobs or ()]
+        for answer in output.outputs
+    ]
+
+
+def has_window_pages(llm: LLM) -> bool:
+    return llm._open_loop.scheduler.cache.window_pages is not None
+
+
+@of_each_kind
+def test_chats_behind_one_system_prompt_find_window_pages_with_the_bits_of_cold_ones(folder: Path) -> None:
+    """The second chat finds the end of the system prompt; each turn that of the one before, though the template has
+    changed its answer; prompts without messages find where the one before them forked off."""
+    system = [*text(141, 1), END]
+    first = [*system, *text(40, 2), END, *text(3, 3)]
+    second = [*system, *text(75, 4), END, *text(3, 3)]
+    turn = [*first[:-3], *text(30, 5), END, *text(60, 6), END, *text(3, 3)]
+    plain = text(300, 7)
+    forks = [[*plain[:210], *text(90, seed)] for seed in (8, 9, 10)]
+    prompts = [first, second, turn, plain, *forks, plain, first]
+    cold = cold_bits(folder, prompts)
+    with opened(folder) as llm:
+        assert has_window_pages(llm)
+        warm = [answers(llm, [one])[0] for one in prompts]
+        llm._open_loop.check()
+    assert [bits(one) for one in warm] == cold
+    assert [one.num_cached_tokens for one in warm] == [0, 128, 176, 0, 0, 208, 208, 288, 176]
+
+
+@of_each_kind
+def test_a_turn_that_repeats_the_answer_goes_on_behind_it(folder: Path) -> None:
+    first = [*text(90, 1), END, *text(3, 3)]
+    params = SamplingParams(temperature=0.0, max_tokens=83, logprobs=1, ignore_eos=True)
+    with opened(folder) as llm:
+        (answer,) = answers(llm, [first], params)
+        turn = [*first, *answer.outputs[0].token_ids, END, *text(20, 4)]
+        (warm,) = answers(llm, [turn])
+        llm._open_loop.check()
+    assert warm.num_cached_tokens == 176 == (len(first) + 82) // 16 * 16
+    assert [bits(warm)] == cold_bits(folder, [turn])
+
+
+@of_gemma
+def test_one_token_more_or_less_than_a_page_and_the_whole_prompt_again(folder: Path) -> None:
+    """Also prompts that are shorter than the window, and answers that are longer."""
+    long = text(300, 1)
+    prompts = [long, *(long[:n] for n in (15, 16, 17, 48, 49, 63, 64, 65, 257))] * 2
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=50, logprobs=1, ignore_eos=True)
+    cold = cold_bits(folder, prompts[:10], params)
+    with opened(folder, max_total_tokens=4096) as llm:
+        warm = [answers(llm, [one], params)[0] for one in prompts]
+    assert [bits(one) for one in warm] == cold * 2
+    assert [one.num_cached_tokens for one in warm][10:] == [288, 0, 0, 16, 32, 48, 48, 48, 64, 256]
+
+
+@of_gemma
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_total_tokens": 528},
+        {"max_num_batched_tokens": 79, "page_size": 8},
+        {"max_total_tokens": 528, "max_num_seqs": 5, "max_num_batched_tokens": 64, "num_reserved_decode_tokens": 0},
+        {"enable_prefix_caching": False, "max_total_tokens": 528},
+    ],
+    ids=["few pages", "short chunks", "preemptions", "no prefix caching"],
+)
+def test_bits_with_little_memory_and_many_requests_at_once(folder: Path, settings: dict[str, Any]) -> None:
+    """Seeded and greedy, of two salts, three times over: tails and pages are evicted and come again."""
+    stems = [text(n, seed) for n, seed in ((130, 1), (200, 2), (330, 3))]
+    prompts = [[*stem[: len(stem) - cut], *text(20 + cut, cut)] for cut in (0, 10, 70) for stem in stems]
+    n_tokens = 60 if "num_reserved_decode_tokens" in settings else 12
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=n_tokens, logprobs=1, ignore_eos=True, n=2)
+    cold = cold_bits(folder, prompts, params)
+    with opened(folder, **settings) as llm:
+        assert has_window_pages(llm)
+        for salt in ("", "a", ""):
+            inputs = [{"prompt_token_ids": one, **({"cache_salt": salt} if salt else {})} for one in prompts]
+            assert [bits(one) for one in llm.generate(inputs, params, use_tqdm=False)] == cold  # type: ignore[arg-type]
+        llm._open_loop.check()
+        metrics = llm.get_metrics()
+        if "num_reserved_decode_tokens" in settings:
+            assert metrics.preemptions_total > 0
+
+
+@of_gemma
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"host_memory_bytes": 1 << 24}, "host_memory_bytes (--host-memory) copies pages of all layers"),
+        ({"max_total_tokens": 64, "max_num_batched_tokens": 64, "max_num_seqs": 4}, "the pool is too small"),
+    ],
+    ids=["host memory", "small pool"],
+)
+def test_the_log_says_why_all_pages_are_kept(
+    folder: Path, settings: dict[str, Any], what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), opened(folder, **settings) as llm:
+        assert not has_window_pages(llm)
+        assert what in caplog.text
+
+
+@of_gemma
+def test_an_explanation_says_where_the_nearest_window_is(folder: Path) -> None:
+    stem = text(300, 1)
+    with opened(folder) as llm:
+        answers(llm, [stem])
+        fork = {"prompt_token_ids": [*stem[:200], *text(60, 2)]}
+        explained = llm.explain(fork)
+        answers(llm, [fork["prompt_token_ids"]])
+        again = llm.explain({"prompt_token_ids": [*stem[:200], *text(60, 3)]})
+    assert (explained.reason, explained.n_cached, explained.n_without_state) == ("no_state", 0, 192)
+    assert (again.reason, again.n_cached) == ("differs", 192)
+
+
+@of_gemma
+def test_beams_and_a_salt(folder: Path) -> None:
+    """Beams fork again and again; a salt finds no window of another."""
+    prompt = text(200, 1)
+    params = BeamSearchParams(beam_width=3, max_tokens=40)
+    found = []
+    for host_memory_bytes in (None, 1 << 24):
+        with opened(folder, host_memory_bytes=host_memory_bytes) as llm:
+            (output,) = llm.beam_search([{"prompt_token_ids": prompt}], params)
+            found.append([(beam.tokens, beam.cum_logprob) for beam in output.sequences])
+            salted = [
+                llm.generate([{"prompt_token_ids": prompt, "cache_salt": salt}], PARAMS, use_tqdm=False)[0]
+                for salt in ("a", "b", "a")
+            ]
+            assert [one.num_cached_tokens for one in salted] in ([0, 0, 192], [0, 0, 199])
+            llm._open_loop.check()
+    assert found[0] == found[1]
