@@ -218,7 +218,7 @@ class CacheConfig:
     state_memory_bytes: int | None = setting(
         None,
         "memory for the states of recurrent layers that the prefix cache keeps, such as 4GiB; only for models with "
-        "such layers (default: 1GiB on the CPU, 4GiB on CUDA)",
+        "such layers (default: 1GiB on the CPU, a fifth of what the weights leave on CUDA)",
         SIZE,
         "SIZE",
         flag="state_memory",

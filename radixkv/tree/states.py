@@ -22,8 +22,8 @@ class States:
 
     Such a model cannot use K and V of a prefix without the state after the prefix's last token, and a state cannot
     be cut shorter. A slot is either free or at the end of one node. A state can be found once it is *computed*.
-    From then on it can be evicted while the node's pages stay: first those that nobody has gone on from, then the least
-    recently used, those of retained prefixes last. It leaves the tree with the last of these pages.
+    From then on it can be evicted while the node's pages stay: first those that nobody has gone on from, then the
+    least recently used, those of retained prefixes last. It leaves the tree with the last of these pages.
 
     A state that is copied from another tier has a *reserved* slot before it is at a node.
 
@@ -236,8 +236,11 @@ class States:
                 yield end, one.state
 
     def evict(self, *, spares_proven: bool = False) -> bool:
-        """Frees the slot of the least recently used state, of retained prefixes last; False if there is none that
-        can be evicted. O(1 + retained and held states)."""
+        """Frees the slot of the next state to be evicted; False if there is none. O(1 + retained and held states).
+
+        Args:
+            spares_proven: whether those that prompts have gone on from stay.
+        """
         first: State | None = None
         victim: State | None = None
         for state in self._by_use if spares_proven else chain(self._by_use, self._proven):

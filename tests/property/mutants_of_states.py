@@ -129,7 +129,7 @@ def move_the_state_at_a_split(patch: Patch) -> None:
 
 
 def replace_a_state_while_it_is_computed(patch: Patch) -> None:
-    def mutant(self: States, *, spares_proven: bool) -> bool:
+    def mutant(self: States, *, spares_proven: bool = False) -> bool:
         victim = next(iter([*self._by_use, *self._coming]), None)
         if victim is not None:
             self.drop(victim)

@@ -140,21 +140,23 @@ def run(args: argparse.Namespace) -> int:
     from radixkv.lab.simulator.simulation import Simulation
     from radixkv.runtime.device.cuda.model_size import model_size
     from radixkv.runtime.device.machine import check_page_size
-    from radixkv.runtime.device.model_config.config import DecoderConfig
-    from radixkv.runtime.device.resolved_config import with_defaults
+    from radixkv.runtime.device.resolved_config import GPU_MEMORY_UTILIZATION, StateRoom, with_defaults
 
     check_page_size(args.page_size)
     check_outputs(args.output_file, None)
     checkpoint = _checkpoint(args.model)
     limit = checkpoint.max_position_embeddings
-    model = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
-    resolved = with_defaults(_engine_config(args), "cuda", limit, has_states=model.delta_nets is not None)
+    config, n_gpus, room = _engine_config(args), args.tensor_parallel_size, None
+    size = model_size(checkpoint, args.quantization, n_gpus)
+    if size.state_bytes:
+        utilization = config.cache.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
+        free_bytes = Gpu(args.gpu_memory, utilization, args.workspace).usable_bytes - size.weight_bytes
+        room = StateRoom(size.state_bytes, max(0, free_bytes))
+    resolved = with_defaults(config, "cuda", limit, has_states=room is not None, room=room)
     settings = resolved.device_settings
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
     recording, request = _requests(args, settings.max_model_len)
-    n_gpus = args.tensor_parallel_size
-    size = model_size(checkpoint, args.quantization, n_gpus)
     gpu = Gpu(args.gpu_memory, settings.gpu_memory_utilization, args.workspace)
     in_fp8 = None if size.n_quantized_values else model_size(checkpoint, "fp8", n_gpus)
     states = StatePlan.of(size, settings)

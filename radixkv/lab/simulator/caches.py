@@ -83,8 +83,7 @@ class CacheSettings(NamedTuple):
     costs: CostModel = COSTS
     """Decide between loading and computing."""
     n_states: int | None = None
-    """States of recurrent layers that the device can keep; None: the model has no such layers. Each symbol is a token
-    then."""
+    """States of recurrent layers that the device can keep, where symbols are tokens; None: the model has none."""
 
     def limited(self, most_pages: int, n_extra_pages: int = 0) -> CacheSettings:
         """Returns the settings with at most ``most_pages``, and with pages beside the capacity."""

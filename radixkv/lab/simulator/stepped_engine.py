@@ -33,8 +33,7 @@ class SteppedEngine:
         settings: of the caches.
         limits: of the scheduler.
         answers: the prompts' answers; None: each request ends with its first token.
-        make_states: makes what keeps the states of recurrent layers, for ``CacheSettings.n_states``; None: there are
-            no such layers.
+        make_states: makes what keeps the states of recurrent layers; None: there are no such layers.
 
     Raises:
         ConfigError: there is a disk tier without a host tier.

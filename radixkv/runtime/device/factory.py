@@ -17,12 +17,14 @@ from radixkv.errors import ConfigError
 from radixkv.runtime.device.collectives import CONNECT_TIMEOUT_S, RankGroup
 from radixkv.runtime.device.cpu.executor import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.cuda.errors import is_out_of_memory
+from radixkv.runtime.device.cuda.model_size import model_size
 from radixkv.runtime.device.cuda.preflight import check_for_cuda
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.machine import (
     HEAD_SIZES,
     MIN_CAPABILITY,
     STATE_HEAD_SIZES,
+    Gpu,
     Machine,
     check_attention_backend,
     check_gpus,
@@ -33,7 +35,12 @@ from radixkv.runtime.device.memory.slab_shape import are_mixed
 from radixkv.runtime.device.memory_check import require_host_memory
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.cpu.collectives import GlooCollectives
-from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
+from radixkv.runtime.device.resolved_config import (
+    GPU_MEMORY_UTILIZATION,
+    ResolvedConfig,
+    StateRoom,
+    with_defaults,
+)
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.step.executor import Executor
 from radixkv.settings.config import Device, EngineConfig
@@ -115,7 +122,11 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     device = choose_device(config.model.device, checkpoint, machine)
     limit = checkpoint.max_position_embeddings
     model = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
-    resolved = with_defaults(config, device, limit, machine, has_states=model.delta_nets is not None)
+    has_states, room = model.delta_nets is not None, None
+    if has_states and device == "cuda":
+        assert machine is not None
+        room = _state_room(config, checkpoint, check_machine(machine))
+    resolved = with_defaults(config, device, limit, machine, has_states=has_states, room=room)
     settings = resolved.device_settings
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
@@ -152,6 +163,14 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             _warn_of_ignored_utilization(settings)
         check_for_cpu(checkpoint, settings)
     return resolved
+
+
+def _state_room(config: EngineConfig, checkpoint: Checkpoint, gpu: Gpu) -> StateRoom:
+    """Returns the room for states on a GPU, which has that beside the weights, and nothing else yet."""
+    size = model_size(checkpoint, config.model.quantization)
+    share = config.cache.gpu_memory_utilization
+    usable_bytes = int(gpu.total_bytes * (GPU_MEMORY_UTILIZATION if share is None else share))
+    return StateRoom(size.state_bytes, max(0, min(usable_bytes, gpu.free_bytes) - size.weight_bytes))
 
 
 def _excludes_window_pages(config: EngineConfig, device: Device, model: DecoderConfig) -> str | None:

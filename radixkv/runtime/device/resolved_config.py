@@ -11,16 +11,37 @@ from radixkv.settings.config import CacheConfig, Device, EngineConfig
 
 _MAX_NUM_SEQS: dict[Device, int] = {"cpu": 256, "cuda": 512}
 _MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
-_MAX_NUM_SEQS_WITH_STATES: dict[Device, int] = {"cpu": 16, "cuda": 64}
+_CPU_ROWS_WITH_STATES = 16
 """Each sequence has states of some 20 to 50 MB."""
 _MAX_NUM_BATCHED_TOKENS_WITH_STATES: dict[Device, int] = {"cpu": 144, "cuda": 8192}
 """The CPU takes 1 to 2 ms for a token in each layer with states, and between steps nothing else is done.
 
 Chunks of 128 tokens, a multiple of 64, fit beside 16 rows of answers."""
 _CPU_POOL_BYTES = 1 << 30
-_STATE_BYTES: dict[Device, int] = {"cpu": 1 << 30, "cuda": 4 << 30}
+_CPU_STATE_BYTES = 1 << 30
 _CACHE_DIR_BYTES = 64 << 30
-_GPU_MEMORY_UTILIZATION = 0.9
+GPU_MEMORY_UTILIZATION = 0.9
+"""Share of a GPU's memory that an engine uses by default."""
+
+
+@dataclass(frozen=True)
+class StateRoom:
+    """The states of a model with recurrent layers, and the memory of a GPU for them and the pool."""
+
+    state_bytes: int
+    """Bytes of the states of one sequence."""
+    free_bytes: int
+    """What the weights leave of the memory that an engine may use."""
+
+    @property
+    def n_rows(self) -> int:
+        """Rows by default: as many as an eighth of the memory has states for, but from 16 to 256."""
+        return min(max(self.free_bytes // 8 // self.state_bytes, 16), 256)
+
+    @property
+    def tree_bytes(self) -> int:
+        """Memory of the states in the tree by default: a fifth."""
+        return max(self.free_bytes // 5, self.state_bytes)
 
 
 @dataclass(frozen=True)
@@ -44,6 +65,7 @@ def with_defaults(
     machine: Machine | None = None,
     *,
     has_states: bool = False,
+    room: StateRoom | None = None,
 ) -> ResolvedConfig:
     """Returns the settings with their defaults for a device and a checkpoint.
 
@@ -53,6 +75,7 @@ def with_defaults(
         max_position_embeddings: the checkpoint's own limit of ``max_model_len``.
         machine: what a look at the machine found.
         has_states: whether layers have states in place of K and V.
+        room: for these states on CUDA.
 
     Raises:
         ConfigError: the pool's size is set twice.
@@ -61,7 +84,9 @@ def with_defaults(
     _check_pool_size(cache.kv_cache_memory_bytes, cache.max_total_tokens)
     n_rows, n_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     if n_rows is None:
-        n_rows = (_MAX_NUM_SEQS_WITH_STATES if has_states else _MAX_NUM_SEQS)[device]
+        n_rows = _MAX_NUM_SEQS[device]
+        if has_states:
+            n_rows = _CPU_ROWS_WITH_STATES if room is None else room.n_rows
         if n_tokens is not None:
             n_rows = min(n_rows, n_tokens + 1 - cache.page_size)
     if n_tokens is None:
@@ -78,8 +103,8 @@ def with_defaults(
             max_model_len=model.max_model_len or max_position_embeddings,
             kv_cache_memory_bytes=_CPU_POOL_BYTES if n_bytes is None and device == "cpu" else n_bytes,
             max_total_tokens=cache.max_total_tokens,
-            state_memory_bytes=_state_memory_bytes(cache, device) if has_states else 0,
-            gpu_memory_utilization=_GPU_MEMORY_UTILIZATION if utilization is None else utilization,
+            state_memory_bytes=_state_memory_bytes(cache, room) if has_states else 0,
+            gpu_memory_utilization=GPU_MEMORY_UTILIZATION if utilization is None else utilization,
             dtype=model.dtype,
             kv_cache_dtype=cache.kv_cache_dtype,
             quantization=model.quantization,
@@ -94,10 +119,12 @@ def with_defaults(
     )
 
 
-def _state_memory_bytes(cache: CacheConfig, device: Device) -> int:
+def _state_memory_bytes(cache: CacheConfig, room: StateRoom | None) -> int:
     if not cache.enable_prefix_caching:
         return 0
-    return _STATE_BYTES[device] if cache.state_memory_bytes is None else cache.state_memory_bytes
+    if cache.state_memory_bytes is not None:
+        return cache.state_memory_bytes
+    return _CPU_STATE_BYTES if room is None else room.tree_bytes
 
 
 def _check_pool_size(n_bytes: int | None, n_tokens: int | None) -> None:
