@@ -50,7 +50,9 @@ class ModelSize:
         return PageShape.of(self.config, page_size, choose_kv_dtype(kv_cache_dtype, self.dtype))
 
 
-def model_size(checkpoint: Checkpoint, quantization: str | None = None, n_ranks: int = 1) -> ModelSize:
+def model_size(
+    checkpoint: Checkpoint, quantization: str | None = None, n_ranks: int = 1, *, reads_files: bool = True
+) -> ModelSize:
     """Returns the sizes that a model has on CUDA with ``--dtype auto``.
 
     Reads the headers of the weight files where they are, and a head that may be tied. Otherwise all follows from
@@ -60,6 +62,7 @@ def model_size(checkpoint: Checkpoint, quantization: str | None = None, n_ranks:
         checkpoint: its ``config.json`` is enough.
         quantization: ``fp8`` rounds the layers' matrices to FP8; None leaves the checkpoint's own format.
         n_ranks: ranks among which the model is divided; all have the same sizes.
+        reads_files: whether files of weights are opened, if there are any, and compared with ``config.json``.
 
     Raises:
         CheckpointError: ``config.json`` or a weight file is wrong, or needs an unsupported feature.
@@ -70,7 +73,7 @@ def model_size(checkpoint: Checkpoint, quantization: str | None = None, n_ranks:
     whole = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
     with open_weights(
         checkpoint,
-        load_format="auto" if checkpoint.has_weights else "dummy",
+        load_format="auto" if checkpoint.has_weights and reads_files else "dummy",
         dtype=dtype,
         quantization=quantization,
         products=("fp8", "int4"),
