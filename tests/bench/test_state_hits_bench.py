@@ -17,7 +17,5 @@ def test_states_find_nearly_all_that_an_oracle_does_where_there_is_one_for_each_
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [line["workload"] for line in lines] == ["fewshot", "multiturn", "agents"]
     for line in lines:
-        assert (
-            97 <= line["of_oracle_pct"] <= 100 or line["workload"] == "fewshot"
-        )
+        assert 97 <= line["of_oracle_pct"] <= 100 or line["workload"] == "fewshot"
         assert line["states"] == 51
