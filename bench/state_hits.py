@@ -2,7 +2,8 @@
 
 Replays ``fewshot``, ``multiturn`` and ``agents`` of token_workloads.py on the production scheduler and cache,
 without a model. Memory is counted in tokens of KV: a share of it is for states, each of which takes as much as
-some tokens. The oracle has the same pages, and room for all states. In ``multiturn`` and ``agents`` each segment ends a message.
+some tokens. The oracle has the same pages, and room for all states. In ``multiturn`` and ``agents`` each segment
+ends a message.
 
 Appends one JSON line for each workload and size of the memory.
 """

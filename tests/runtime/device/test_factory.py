@@ -356,11 +356,11 @@ def test_states_count_on_a_gpu_and_have_defaults_of_their_own(hybrid: Checkpoint
     settings = resolve_config(plain, hybrid, H100).device_settings
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (256, 8192)
     assert 13 << 30 < settings.state_memory_bytes < 14 << 30  # a fifth of 70 GiB
-    tight = replace(H100, gpu=Gpu("some GPU", (9, 0), 80 << 30, 1 << 30))
+    tight = replace(H100, gpu=Gpu("some GPU", (9, 0), 2 << 30, 2 << 30))
     settings = resolve_config(
         EngineConfig(ModelConfig(device="cuda", max_model_len=64)), hybrid, tight
     ).device_settings
-    assert 190 << 20 < settings.state_memory_bytes < 205 << 20
+    assert 360 << 20 < settings.state_memory_bytes < 369 << 20
     cases: list[tuple[dict[str, Any], str]] = [
         ({"cache": CacheConfig(state_memory_bytes=100)}, "state_memory_bytes 100 is less than the states of one"),
         ({"cache": CacheConfig(state_memory_bytes=1 << 40)}, "states of gated delta nets .* take 102[0-9]"),
