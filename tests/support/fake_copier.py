@@ -1,7 +1,8 @@
 """A fake page copier over the fake device: copies finish when a test says so, in any order, and may fail.
 
-A copy reads its source and writes its destination only when it finishes. So a page or slot that is used by
-something else before that shows up: as another prefix, as a freed page, or as an overwritten one.
+A copy reads its source and writes its destination only when it finishes, but for states, whose destination it
+destroys when it begins. So a page or slot that is used by something else before that shows up: as another prefix, as
+a freed page, or as an overwritten one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ PAGE_BYTES = 1 << 10
 COPY_S = 0.25
 
 
+LOADING = (-1, -1)
+"""What the slot of a state has while a copy writes it."""
 STATE_PARTS = 2
 """Parts of a page's size that a state takes."""
 FIRST_STATE = 1 << 20
@@ -117,6 +120,8 @@ class FakeCopier:
         assert all(slot < self.n_slots for slot in slots), "no such slot"
         self._n_tickets += 1
         assert len({slot for slot, _ in states}) == len(states), "a state twice in one copy"
+        if is_load:  # a copy may write at once, before steps that are planned or launched
+            self.device.tree_states |= {tree_slot: LOADING for _, tree_slot in states}
         self.in_flight.append(Copy(self._n_tickets, is_load, tuple(pages), tuple(slots), tuple(states)))
         return self._n_tickets
 

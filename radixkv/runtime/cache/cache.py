@@ -17,10 +17,10 @@ from radixkv.runtime.cache.page_quotas import PageQuotas
 from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.cache.windows import Windows
 from radixkv.tree.eviction_policies import EvictionPolicy
-from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
+from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, State
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.spared import WaitingPrompt
-from radixkv.tree.states import BLOCK_TOKENS
+from radixkv.tree.states import BLOCK_TOKENS, States
 
 MIN_COPIED_TOKENS = 4
 """Fewest tokens for which a part of a page is copied. Finding and leasing the page takes the host about as long as
@@ -105,9 +105,9 @@ class PageCache:
         return len(self._free)
 
     @property
-    def has_recurrent_states(self) -> bool:
-        """Whether requests have states that no page holds. O(1)."""
-        return self.tree.states is not None and self.window_pages is None
+    def recurrent_states(self) -> States | None:
+        """The states of recurrent layers, which no page holds; None if the model has no such layers. O(1)."""
+        return self.tree.states if self.window_pages is None else None
 
     @property
     def n_available(self) -> int:
@@ -179,7 +179,17 @@ class PageCache:
         pages = self.tree.extend(lease, tokens, needs_state=needs_state) if reads else []
         state = lease.node.state if pages and needs_state else None
         window = None if windows is None else windows.open(state)
-        return BlockTable(lease, pages, len(pages), namespace=namespace, state=state, window=window)
+        blocks = BlockTable(lease, pages, len(pages), namespace=namespace, window=window)
+        if state is not None:
+            self.go_on_from(blocks, state)
+        return blocks
+
+    def go_on_from(self, blocks: BlockTable, state: State) -> None:
+        """Lets the first row of a block table go on from a state of the tree, which keeps its slot until the table
+        gives it up. O(1)."""
+        blocks.state = state
+        if self.recurrent_states is not None:
+            self.recurrent_states.hold(state)
 
     def count_hit(self, blocks: BlockTable) -> None:
         """Counts a hit of the leased pages, for a table that was opened without one. Costs as
@@ -466,6 +476,9 @@ class PageCache:
         self._n_private -= len(private)
         if self.window_pages is not None and blocks.window is not None:
             self.window_pages.close(blocks.window)
+        if blocks.state is not None and self.recurrent_states is not None:
+            self.recurrent_states.let_go(blocks.state)
+        blocks.state = None
         blocks.pages = []
         blocks.replaced = []
         blocks.n_leased = 0

@@ -354,7 +354,7 @@ class RunningRequests:
 
         None can with recurrent layers: it goes on from a state of the tree, because the leader's has moved on.
         """
-        if self._cache.has_recurrent_states:
+        if self._cache.recurrent_states is not None:
             return False
         if leader.phase is not Phase.RUNNING or not self.has_batch_slot_for(follower):
             return False

@@ -46,6 +46,11 @@ class TreeStates(States):
         """The states that rows of the next plan compute, each with the row's batch slot."""
         self._launched: dict[int, list[tuple[int, State]]] = {}
         """The same of each launched step, by its number."""
+        self._held: list[State] = []
+        """The states that rows of the next plan read or write in the device: each keeps its slot until they have,
+        because a copy from another tier could overwrite it at once."""
+        self._held_by: dict[int, list[State]] = {}
+        """The same of each launched step, by its number."""
         self._found_until: dict[int, int] = {}
         """By batch slot, where its newest row ends, if the tree had all of its pages before."""
         self._ends: dict[int, tuple[tuple[str, int], tuple[int, int]]] = {}
@@ -64,14 +69,14 @@ class TreeStates(States):
         blocks, source = request.blocks, request.blocks.state
         if source is not None:
             if self._window_pages is None:
-                # Another request of this plan may have taken its slot since: states are saved after loads.
                 self._loads.append(StateLoad(source.slot, request.batch_slot))
+                self._held.append(source)
             blocks.state = None
             self._n_hits += not request.is_canary
         if blocks.lease is None or blocks.lease.detached or request.is_canary:
             return
         if request.reads_cache:
-            self._n_missed_tokens += max(0, n_in_tree - start)
+            self._n_missed_tokens += max(0, self._floor(n_in_tree) - start)
         if source is not None:
             self._states.use(source)
         n_before = len(self._coming)
@@ -82,6 +87,8 @@ class TreeStates(States):
                     self._coming.append((request.batch_slot, state))
                     if self._window_pages is None:
                         self._saves.append(StateSave(request.batch_slot, position, state.slot))
+                        self._states.hold(state)
+                        self._held.append(state)
                     elif blocks.window is not None:
                         self._window_pages.keep(blocks.window, state)
         if source is not None and source.is_turn and len(self._coming) > n_before:
@@ -105,12 +112,14 @@ class TreeStates(States):
         if not (self._loads or self._coming):
             return (), ()
         loads, saves = tuple(self._loads), tuple(self._saves)
-        self._launched[step] = self._coming
-        self._loads, self._saves, self._coming = [], [], []
+        self._launched[step], self._held_by[step] = self._coming, self._held
+        self._loads, self._saves, self._coming, self._held = [], [], [], []
         return loads, saves
 
     def step_done(self, plan: StepPlan, are_right: Sequence[bool]) -> None:
         """See ``States.step_done``. O(rows), if the step has saved states."""
+        for state in self._held_by.pop(plan.step, ()):
+            self._states.let_go(state)
         states = self._launched.pop(plan.step, ())
         if not states:
             return
@@ -135,6 +144,10 @@ class TreeStates(States):
 
     def undo(self) -> None:
         """See ``States.undo``. O(states)."""
+        for held in self._held_by.values():
+            for state in held:
+                self._states.let_go(state)
+        self._held_by.clear()
         for states in self._launched.values():
             for _, state in states:
                 self._states.drop(state)

@@ -222,13 +222,10 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         first = blocks.n_leased
         # Counted now, because the lease on the device's prefix makes its pages unavailable.
         has_room = max(n_pages, last) - first <= self.device.n_available_to(namespace) - n_kept
-        has_more, states = last > first, list[tuple[int, int]]()
-        if has_room and source.state is not None and (slot := self._device_states.reserve()) is not None:
-            states = [(source.state.slot, slot)]
-        if self.device.tree.states is not None:
-            has_more = bool(states)
+        slot = self._device_states.reserve() if has_room and source.state is not None else None
+        has_more = last > first if self.device.tree.states is None else slot is not None
         if not has_more or not has_room or not self.device.reserve(blocks, last):
-            for _, slot in states:
+            if slot is not None:
                 self._device_states.give_back(slot)
             self.host.close(source)
             self.device.close(blocks)
@@ -239,11 +236,12 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         page_size, pages = self.device.page_size, blocks.pages[first:last]
         tokens = tokens[: last * page_size * TOKEN_BYTES]
         load = HostLoad(namespace, bytearray(tokens), blocks, source, first * page_size, pages, is_wanted=True)
-        if source.state is not None:
-            ((_, load.state_slot),) = states
+        states = []
+        if source.state is not None and slot is not None:
+            states = [(source.state.slot, slot)]
+            load.state_slot = slot
             load.n_more = self.n_state_pages
             self._host_states.use(source.state)
-            self._host_states.hold(source.state)
         self._loads[self.copier.load(source.pages[first:last], pages, states)] = load
         return load
 
@@ -427,8 +425,6 @@ class HostTier(TierLink[BlockTable, HostLoad]):
     def _take_load(self, load: HostLoad, finished: FinishedTransfer) -> None:
         if finished.n_pages:
             self.cost.add_load(finished.n_pages * self.device.page_size, finished.seconds)
-        if load.place.state is not None:
-            self._host_states.let_go(load.place.state)
         self.host.close(load.place)
 
     def _close(self, blocks: BlockTable, place: BlockTable, namespace: Namespace, tokens: bytes) -> None:

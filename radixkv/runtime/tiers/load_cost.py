@@ -6,7 +6,7 @@ _MIN_WEIGHT = 0.1
 """Weight of a new measurement in a moving average, after the first ten."""
 _MAX_OUTLIER = 4.0
 """A measurement counts as at most this many times the average: one copy may have waited for something else."""
-_MIN_MEASURED_TOKENS = 512
+MIN_MEASURED_TOKENS = 512
 """Steps that compute fewer prompt tokens say little about the time of a token: most of theirs is fixed."""
 _TURNS_S = 0.001
 """Time of a load beside its copy: the turns of the loop in which it is begun and noticed."""
@@ -41,10 +41,12 @@ class LoadCost:
 
     Args:
         n_more: tokens whose pages have the bytes that a load copies beside its pages: those of a state.
+        min_measured_tokens: steps that compute fewer prompt tokens are not measured.
     """
 
-    def __init__(self, n_more: int = 0) -> None:
+    def __init__(self, n_more: int = 0, min_measured_tokens: int = MIN_MEASURED_TOKENS) -> None:
         self._n_more = n_more
+        self._min_measured_tokens = min_measured_tokens
         self._load, self._fetch, self._compute, self._look_up = _Average(), _Average(), _Average(), _Average()
         self._fastest_store: float | None = None
 
@@ -115,5 +117,5 @@ class LoadCost:
 
     def add_step(self, n_prompt_tokens: int, n_tokens: int, seconds: float) -> None:
         """Takes the measured time of a step into account, if it mostly computed prompts. O(1)."""
-        if n_prompt_tokens >= max(_MIN_MEASURED_TOKENS, n_tokens // 2):
+        if n_prompt_tokens >= max(self._min_measured_tokens, n_tokens // 2):
             self._compute.add(seconds / n_tokens)

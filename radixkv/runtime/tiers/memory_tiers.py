@@ -214,9 +214,7 @@ class MemoryTiers(Tiers):
         """Removes a loaded request, which is admitted with its block table. O(1)."""
         load, n_missing = self._loads.pop(request)
         self.n_promised -= n_missing
-        self._host_tier.let_go(load)
-        end = len(load.tokens) // TOKEN_BYTES
-        request.cache_use.note("loaded", end - load.n_pages * self._cache.page_size, end)
+        request.cache_use.note("loaded", load.start, len(load.tokens) // TOKEN_BYTES)
 
     def n_promised_to_others(self, request: Request) -> int:
         """Pages promised to other requests. O(1)."""

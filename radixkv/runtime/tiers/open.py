@@ -16,7 +16,7 @@ from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.tiers.host_tier import HostTier
-from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.load_cost import MIN_MEASURED_TOKENS, LoadCost
 from radixkv.runtime.tiers.storage_tier import StorageTier
 from radixkv.runtime.tiers.stores.file_store import FileStore
 from radixkv.runtime.tiers.stores.object_store import ObjectStore
@@ -89,7 +89,9 @@ def open_tiers(
         host.tree.history = cache.tree.history
         state_buffers = copier.state_buffers if n_states else None
         n_state_pages = 0 if state_buffers is None else len(state_buffers(0))
-        cost = LoadCost(n_state_pages * settings.page_size)
+        # A device with smaller steps takes so long for a token that little of them is fixed.
+        min_tokens = min(MIN_MEASURED_TOKENS, settings.max_num_batched_tokens // 2)
+        cost = LoadCost(n_state_pages * settings.page_size, min_tokens)
         disk = None
         if objects is not None or resolved.config.cache.cache_dir is not None:
             max_tokens = min(settings.max_num_batched_tokens, settings.max_model_len)

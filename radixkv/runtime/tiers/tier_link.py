@@ -89,9 +89,6 @@ class Load(Generic[P]):
     once the copy is done."""
     n_more: int = 0
     """Pages that the lower tier keeps the state in, after those of the sequence."""
-    state: State | None = None
-    """The state in the upper tier's tree, which is held for a request that waits for the load; None before the copy
-    is done, and once it is let go."""
     is_wanted: bool = False
     """Whether a request waits for it, and has ``blocks`` then. If not, ``blocks`` is closed when it is done."""
     is_done: bool = False
@@ -195,15 +192,8 @@ class TierLink(ABC, Generic[P, L]):
     def leave(self, load: L) -> None:
         """Gives up a load. Its pages stay cached if the copy succeeds; if not, they are free then. O(pages)."""
         load.is_wanted = False
-        self.let_go(load)
         if load.is_done:
             self.upper.close(load.blocks)
-
-    def let_go(self, load: L) -> None:
-        """Lets the state of a load be evicted: its request is admitted now, or has given up. O(1)."""
-        if load.state is not None and self.upper.tree.states is not None:
-            self.upper.tree.states.let_go(load.state)
-        load.state = None
 
     def _end(self, finished: Iterable[FinishedTransfer]) -> bool:
         """Ends copies, and ignores tickets of anything else; returns whether a load was among them. O(pages)."""
@@ -252,8 +242,7 @@ class TierLink(ABC, Generic[P, L]):
             state = states.attach(lease, len(load.tokens) // TOKEN_BYTES, load.state_slot)
             load.is_lost = state is None
             if state is not None and load.is_wanted:
-                load.state = load.blocks.state = state
-                states.hold(state)
+                self.upper.go_on_from(load.blocks, state)
         load.state_slot = None
 
     def _end_store(self, store: Store[P], finished: FinishedTransfer) -> None:

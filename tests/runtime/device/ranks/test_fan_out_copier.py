@@ -37,6 +37,7 @@ class OwnCopier:
 
     n_slots = N_SLOTS
     page_bytes = 16
+    n_state_slots = 0
 
     def __init__(self) -> None:
         self.finished = Finished[FinishedCopy]()
