@@ -180,7 +180,7 @@ def _has_several_beams(message: Submit) -> bool:
 def _refuse_beams(message: Submit, choices: Sequence[Request]) -> None:
     """Raises ``UnsupportedFeature``: beams go on from each other at any token, and states are not copied."""
     raise UnsupportedFeature(
-        f"n is {message.sampling.n} with beam search; this model has gated delta nets, with which beams cannot go "
+        f"n is {message.sampling.n} with beam search; this model has recurrent layers, with which beams cannot go "
         "on from each other in this release: leave use_beam_search out",
         param="n",
     )

@@ -151,7 +151,7 @@ def explain_match(
 
 
 def explain_state(explanation: Explanation, n_tokens: int, block_tokens: int) -> Explanation:
-    """Returns the explanation of a match that ends at a state of recurrent layers, after ``n_tokens``. O(1).
+    """Returns the explanation of a match that ends at a state, after ``n_tokens``. O(1).
 
     Args:
         explanation: of the match of pages.

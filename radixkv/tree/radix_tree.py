@@ -77,7 +77,7 @@ class RadixTree:
         self._policy = LruEviction() if policy is None else policy
         self._forest = Forest(self._page_bytes, groups)
         self.states = None if n_states is None else States(self._forest, n_states, state_block_tokens)
-        """The states of recurrent layers; None if the model has none."""
+        """The states of recurrent layers, or the tails of windows; None if the model needs none."""
         self.retentions = Retentions(self._forest)
         """The prefixes that are evicted after everything else."""
         self.demotions = Demotions(self._forest, self.states)

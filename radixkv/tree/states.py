@@ -1,4 +1,4 @@
-"""States of recurrent layers at the ends of nodes, in a pool of slots."""
+"""States at the ends of nodes, from which prompts go on: of recurrent layers in slots, or of windows in pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROVEN_SHARE = 0.8
 
 
 class States:
-    """The states of a tree whose model has recurrent layers: a match ends where there is one.
+    """The states of a tree whose model has recurrent layers, or window pages: a match ends where there is one.
 
     Such a model cannot use K and V of a prefix without the state after the prefix's last token, and a state cannot
     be cut shorter. A slot is either free or at the end of one node. A state can be found once it is *computed*.
@@ -200,6 +200,41 @@ class States:
             self._forest.lose_state(state.node)
             self.take_left()
 
+    def evict(self, *, spares_proven: bool = False) -> bool:
+        """Frees the slot of the next state to be evicted; False if there is none. O(1 + retained and held states).
+
+        Args:
+            spares_proven: whether those that prompts have gone on from stay.
+        """
+        first: State | None = None
+        victim: State | None = None
+        for state in self._by_use if spares_proven else chain(self._by_use, self._proven):
+            if not state.n_holds:
+                first = first or state
+                if state.node is None or not state.node.n_retentions:
+                    victim = state
+                    break
+        victim = victim or first
+        if victim is None:
+            return False
+        self._forest.version += 1
+        self.n_evicted += 1
+        self.drop(victim)
+        return True
+
+    def take_left(self) -> None:
+        """Frees the slots of states that have left the tree with their nodes' pages. O(states that have left)."""
+        for state in self._forest.left_states:
+            self._by_use.pop(state, None)
+            self._proven.pop(state, None)
+            self._coming.discard(state)
+            if state.n_holds:
+                self._held.add(state)
+            else:
+                self._free.append(state.slot)
+            self.on_left(state)
+        self._forest.left_states.clear()
+
     def check(self) -> None:
         """Checks that each slot is in one place, and each state at its node. O(nodes).
 
@@ -235,28 +270,6 @@ class States:
             if one.state is not None and end < len(tokens):
                 yield end, one.state
 
-    def evict(self, *, spares_proven: bool = False) -> bool:
-        """Frees the slot of the next state to be evicted; False if there is none. O(1 + retained and held states).
-
-        Args:
-            spares_proven: whether those that prompts have gone on from stay.
-        """
-        first: State | None = None
-        victim: State | None = None
-        for state in self._by_use if spares_proven else chain(self._by_use, self._proven):
-            if not state.n_holds:
-                first = first or state
-                if state.node is None or not state.node.n_retentions:
-                    victim = state
-                    break
-        victim = victim or first
-        if victim is None:
-            return False
-        self._forest.version += 1
-        self.n_evicted += 1
-        self.drop(victim)
-        return True
-
     def _find(self, lease: Lease, n_tokens: int) -> tuple[Node, int]:
         """Returns the node of a lease's path with a position, and the bytes of it that lie beyond. O(edges)."""
         require_open(lease)
@@ -277,16 +290,3 @@ class States:
     def _take_slot(self, *, spares_proven: bool = False) -> int | None:
         self.take_left()
         return self._free.pop() if self._free or self.evict(spares_proven=spares_proven) else None
-
-    def take_left(self) -> None:
-        """Frees the slots of states that have left the tree with their nodes' pages. O(states that have left)."""
-        for state in self._forest.left_states:
-            self._by_use.pop(state, None)
-            self._proven.pop(state, None)
-            self._coming.discard(state)
-            if state.n_holds:
-                self._held.add(state)
-            else:
-                self._free.append(state.slot)
-            self.on_left(state)
-        self._forest.left_states.clear()

@@ -192,3 +192,59 @@ def test_beams_and_a_salt(folder: Path) -> None:
             assert [one.num_cached_tokens for one in salted] in ([0, 0, 192], [0, 0, 199])
             llm._open_loop.check()
     assert found[0] == found[1]
+
+
+@of_gemma
+def test_requests_that_take_all_of_a_pool_are_answered(folder: Path) -> None:
+    """Window pages and tails of the one before lie where they need other pages: they begin again, once."""
+    settings = {"max_total_tokens": 192, "max_num_batched_tokens": 128, "max_num_seqs": 4}
+    with opened(folder, **settings, num_reserved_decode_tokens=0) as llm:
+        longest = llm.max_prompt_and_answer
+        n = longest // 4
+        for last in range(2):
+            prompt = [
+                *text(n, 1),
+                END,
+                *text(n // 2, 2),
+                END,
+                *text(n // 2, 3),
+                END,
+                *text(n // 4, 4 + last),
+                END,
+                5,
+            ]
+            n_new = longest - len(prompt)
+            params = SamplingParams(temperature=0.0, max_tokens=n_new, logprobs=3, ignore_eos=True)
+            (answer,) = answers(llm, [prompt], params)
+            assert len(answer.outputs[0].token_ids) == n_new
+            assert [bits(answer)] == cold_bits(folder, [prompt], params)
+        assert llm.get_metrics().preemptions_total < 3
+        llm._open_loop.check()
+
+
+@of_gemma
+@pytest.mark.parametrize("n_first", range(20, 120, 20))
+def test_prompts_that_take_all_of_a_pool_are_answered_in_chunks(folder: Path, n_first: int) -> None:
+    settings = {"max_total_tokens": 192, "max_num_batched_tokens": 64, "max_num_seqs": 4}
+    with opened(folder, **settings, num_reserved_decode_tokens=0) as llm:
+        prompt = [*text(n_first, 1), END, *text(llm.max_prompt_and_answer - n_first - 9, 2), END]
+        (answer,) = answers(llm, [prompt])
+        assert [bits(answer)] == cold_bits(folder, [prompt])
+        llm._open_loop.check()
+
+
+@of_gemma
+def test_short_chats_are_found_as_with_pages_of_all_layers(folder: Path) -> None:
+    """Of chats shorter than the window as many as the pool holds: their tails need as many slabs as their pages."""
+    n_cached = []
+    for more in ({}, {"host_memory_bytes": 1 << 20, "load_policy": "never"}):
+        with opened(folder, max_total_tokens=576, page_size=4, **more) as llm:
+            assert has_window_pages(llm) is not more
+            chats = [[*text(20, 100 + n), END, *text(8, 200 + n), END, 5] for n in range(8)]
+            n_cached.append(0)
+            for turn in range(2):
+                for n, chat in enumerate(chats):
+                    (answer,) = answers(llm, [chat])
+                    n_cached[-1] += answer.num_cached_tokens
+                    chats[n] = [*chat, *answer.outputs[0].token_ids, END, *text(6, turn * 50 + n), END, 5]
+    assert n_cached[0] >= 0.9 * n_cached[1] > 0

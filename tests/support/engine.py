@@ -143,8 +143,7 @@ class Engine:
         n_states: states of recurrent layers that the tree can have; None: there are no such layers. A message ends
             with one of ``MESSAGE_ENDS``.
         mixed_window: positions that a token reads in some layers, which have window pages, and others read all;
-            None: there are no such layers. Then ``n_pages`` are those of slabs of ``pages_per_slab`` pages, and
-            ``max_tail_pages`` limits the tails.
+            None: there are no such layers. Then ``n_pages`` are those of slabs of ``pages_per_slab`` pages.
         state_block_tokens: states are kept at multiples of it and of a page.
         n_slots: slots of the host tier; 0: no host tier.
         has_disk: whether the host tier has a disk tier behind it.
@@ -166,7 +165,6 @@ class Engine:
         n_states: int | None = None,
         mixed_window: int | None = None,
         pages_per_slab: int = 2,
-        max_tail_pages: int = 1000,
         state_block_tokens: int = 1,
         n_slots: int = 0,
         has_disk: bool = False,
@@ -189,7 +187,7 @@ class Engine:
             n_more = max_window_pages(mixed_window, settings.get("max_num_batched_tokens", 64), page_size)
             slabs = PoisoningSlabs(self.device, pages_per_slab, n_pages // pages_per_slab, n_more)
             self.free_pages = slabs
-            window_pages = WindowPages(slabs, mixed_window, page_size, max_tail_pages)
+            window_pages = WindowPages(slabs, mixed_window, page_size)
             n_states = slabs.n_slabs + n_more
         self.cache = PageCache(
             n_pages,

@@ -306,7 +306,6 @@ class MixedEngineMachine(EngineMachine):
         window=st.sampled_from((2, 3, 5, 8)),
         n_pages=st.sampled_from((18, 24, 40, 60)),
         pages_per_slab=st.sampled_from((1, 2, 3)),
-        max_tail_pages=st.sampled_from((2, 6, 1000)),
         shares=st.sampled_from((True, True, True, False)),
         policy=st.sampled_from(("lpm", "fcfs")),
     )
@@ -316,7 +315,6 @@ class MixedEngineMachine(EngineMachine):
         window: int,
         n_pages: int,
         pages_per_slab: int,
-        max_tail_pages: int,
         shares: bool,
         policy: str,
     ) -> None:
@@ -326,7 +324,6 @@ class MixedEngineMachine(EngineMachine):
             shares=shares,
             mixed_window=window,
             pages_per_slab=pages_per_slab,
-            max_tail_pages=max_tail_pages,
             policy=policy,
         )
 

@@ -1,8 +1,8 @@
 """A fake page copier over the fake device: copies finish when a test says so, in any order, and may fail.
 
-A copy reads its source and writes its destination only when it finishes, but for states, whose destination it
-destroys when it begins. So a page or slot that is used by something else before that shows up: as another prefix, as
-a freed page, or as an overwritten one.
+A copy reads its source and writes its destination only when it finishes; a state that it replaces is destroyed when
+it begins. So a page or slot that is used by something else before that shows up: as another prefix, as a free page,
+or overwritten.
 """
 
 from __future__ import annotations

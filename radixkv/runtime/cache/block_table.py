@@ -44,8 +44,8 @@ class BlockTable:
     source: Lease | None = None
     """Holds the source of ``copies`` until the copy is done, if the source belongs to the tree."""
     state: State | None = None
-    """What its first row goes on from, in a model with states, held in the tree; None once the row is planned, or if
-    it starts at position 0."""
+    """What its first row goes on from, held in the tree, in a model with states; None once the row is planned, or
+    where it starts at position 0."""
     window: WindowTable | None = None
     """Its pages of layers with windows; None where all layers have their K and V in ``pages``."""
 

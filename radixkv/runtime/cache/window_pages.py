@@ -50,14 +50,12 @@ class WindowPages:
         slabs: the free pages of the pool.
         window: positions that a token attends to in the layers with windows, its own included.
         page_size: tokens per page.
-        max_tail_pages: most pages that tails hold together, beside those that a launched step fills.
     """
 
-    def __init__(self, slabs: Slabs, window: int, page_size: int, max_tail_pages: int) -> None:
+    def __init__(self, slabs: Slabs, window: int, page_size: int) -> None:
         self.slabs = slabs
         self.window = window
         self._page_size = page_size
-        self._max_tail_pages = max_tail_pages
         self._states: States | None = None
         self._in_tables: Counter[int] = Counter()
         """How many block tables hold each page."""
@@ -72,7 +70,7 @@ class WindowPages:
     def of(cls, pool: WindowPool, page_size: int) -> WindowPages:
         """Returns the window pages of a device's pool, all of them free."""
         slabs = Slabs(pool.pages_per_slab, pool.n_slabs, pool.n_window_slabs)
-        return cls(slabs, pool.window, page_size, pool.max_tail_pages)
+        return cls(slabs, pool.window, page_size)
 
     def watch(self, states: States) -> None:
         """Takes the states whose pages are tails, before there are any."""
@@ -158,16 +156,11 @@ class WindowPages:
         return table.first <= self.first_read(n_tokens)
 
     def keep(self, table: WindowTable, state: State) -> None:
-        """Makes a state a tail: it gets the pages before its position, which the request's rows fill.
-
-        Other tails are evicted if together they hold too many pages. O(pages), and O(pages) an evicted tail.
-        """
+        """Makes a state a tail: it gets the pages before its position, which the request's rows fill. O(pages)."""
         first, last = self.first_read(state.n_tokens), state.n_tokens // self._page_size
         state.pages = tuple(table.pages[first - table.first : last - table.first])
         assert first >= table.first, "a request has the pages of the window before each position of its rows"
         self._in_tails.update(state.pages)
-        while self.n_tail_pages > self._max_tail_pages and self.evict_tail():
-            pass
 
     def evict_tail(self) -> bool:
         """Evicts the tail that was used least recently; False if there is none that can be evicted. O(pages)."""

@@ -58,6 +58,7 @@ class RunningRequests:
         """Preemptions for lack of pages since the start; those for retries do not count."""
         self._n_reserved_tokens = n_reserved_tokens
         self._max_reserved_pages = ceil(cache.n_pages * max_reserved_share)
+        self._has_begun_again = False
         self._max_row_tokens = max_row_tokens
         self._max_private_pages = cache.windows.max_pages(max_row_tokens)
 
@@ -113,10 +114,8 @@ class RunningRequests:
         if self._n_missing(request, blocks) > self.n_room(request, prefilling, only_reserved=only_reserved):
             if not is_loaded:
                 self._cache.close(blocks)
-            if self._cache.window_pages is None or not request.reads_cache or self._active or self._releasing:
+            if self._active or self._releasing or not self._begins_again(request):
                 return False
-            # The tail that it has found may lie where it needs other pages.
-            request.reads_cache = False
             return self.assign_batch_slot(request, prefilling, only_reserved=only_reserved)
         if is_loaded:
             self._tiers.take(request)
@@ -217,8 +216,12 @@ class RunningRequests:
     def make_way(self) -> bool:
         """Preempts the last in order of the paused requests, which wait for others; False if there is none.
 
-        They have no row that could preempt others, and the others may need their pages or batch slots. O(running).
+        They have no row that could preempt others, and the others may need their pages or batch slots. So is the
+        only request that runs, if it has just been preempted to begin again. O(running).
         """
+        if self._has_begun_again:
+            self._has_begun_again = False
+            return True
         return self._preempt_last([request for request in self._active if request.is_paused])
 
     def make_way_for_stuck(self) -> None:
@@ -255,6 +258,8 @@ class RunningRequests:
         if n_tokens <= len(blocks.pages) * self._cache.page_size:
             return True
         n_pages = self._cache.pages_for(n_tokens)
+        if self._waits_for_window_slabs(request, n_pages - len(blocks.pages)):
+            return False
         while not self._cache.reserve(blocks, n_pages):
             if request.phase is not Phase.RUNNING or self.is_releasing:
                 return False  # an admission preempts nothing, and pages of releasing requests come free soon
@@ -266,7 +271,9 @@ class RunningRequests:
             if self._tiers.retract_last(self._shares.may_give(request)):
                 continue
             if len(self) < 2:
-                self._begin_again(request)
+                if not request.n_in_flight and self._begins_again(request):
+                    self._has_begun_again = True
+                    self._preempt_for_pages(request)
                 return False
             victim = self._next_victim(request)
             self._preempt_for_pages(victim)
@@ -317,16 +324,27 @@ class RunningRequests:
         self.preempt(victim, discards_results=False)
         self.release()
 
-    def _begin_again(self, request: Request) -> None:
-        """Lets the only running request, for which there is no room, begin again with other window pages.
+    def _waits_for_window_slabs(self, request: Request, n_windows: int) -> bool:
+        """Returns whether a request that has begun again, and runs alone, waits for its launched rows: they free
+        window pages in slabs for windows only, and it must not take others meanwhile. O(1)."""
+        windows = self._cache.window_pages
+        if windows is None or not request.recovery.bypasses_tree or len(self) > 1:
+            return False
+        return request.n_in_flight > 0 and n_windows > windows.slabs.n_for_windows
 
-        They may lie where it needs other pages: it took them, or found them, while those slabs were in use that are
-        for windows only.
+    def _begins_again(self, request: Request) -> bool:
+        """Returns whether there will be room for a request that runs alone, because it begins without the cache.
+
+        Its window pages, and those of tails, may lie where it needs other pages: they were taken while those slabs
+        were in use that are for windows only. O(tails) once for a request.
         """
         windows = self._cache.window_pages
-        if windows is not None and windows.slabs.n_shared and not request.n_in_flight:
-            request.reads_cache = False
-            self._preempt_for_pages(request)
+        if windows is None or request.recovery.bypasses_tree:
+            return False
+        while windows.evict_tail():
+            pass
+        request.recovery.bypasses_tree = True  # tails that it kept on its way would be in those slabs again
+        return True
 
     def _next_victim(self, request: Request) -> Request:
         """Returns the running request to preempt for the pages of ``request``: the last in order of the victims.

@@ -153,8 +153,10 @@ class TreeStates(States):
                 self._states.drop(state)
         self._launched.clear()
 
-    def stats(self) -> StateStats:
-        """See ``States.stats``. O(states that have left)."""
+    def stats(self) -> StateStats | None:
+        """See ``States.stats``; None with window pages, whose slots mean nothing. O(states that have left)."""
+        if self._window_pages is not None:
+            return None
         states = self._states
         return StateStats(
             n_slots=states.n_slots,

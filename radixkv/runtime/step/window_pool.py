@@ -16,8 +16,6 @@ class WindowPool(NamedTuple):
     """Slabs for pages of both kinds."""
     n_window_slabs: int
     """Further slabs, for window pages only."""
-    max_tail_pages: int
-    """Most window pages that the tree may keep."""
 
 
 def max_window_pages(window: int, max_row_tokens: int, page_size: int) -> int:

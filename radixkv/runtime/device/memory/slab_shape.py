@@ -8,11 +8,6 @@ from dataclasses import dataclass
 from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.step.window_pool import WindowPool, max_window_pages
 
-_TAIL_SHARE = 4
-"""One of so many slabs may be of window tails: what is left serves requests and whole prefixes."""
-_MIN_TAILS = 4
-"""So many whole windows the tree may always keep; requests take their slabs if there are no others."""
-
 
 @dataclass(frozen=True)
 class SlabShape:
@@ -60,11 +55,7 @@ class SlabShape:
     @property
     def pool(self) -> WindowPool:
         """What the page cache has to know."""
-        n_tail_pages = max(
-            (self.n_slabs + self.n_window_slabs) // _TAIL_SHARE,
-            _MIN_TAILS * max_window_pages(self.window, 0, self.page.page_size),
-        )
-        return WindowPool(self.window, self.pages_per_slab, self.n_slabs, self.n_window_slabs, n_tail_pages)
+        return WindowPool(self.window, self.pages_per_slab, self.n_slabs, self.n_window_slabs)
 
 
 def are_mixed(windows: Sequence[int | None]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ class Mamba2Config:
     """What the layers of Mamba2 have besides the sizes of a state."""
 
     has_convolution_bias: bool
-    min_time_step: float
-    """Lower bound of the time step by which a token lets the state decay."""
+    time_step_limits: tuple[float, float]
+    """Bounds of the time step by which a token lets the state decay."""
 
 
 @dataclass(frozen=True)
@@ -416,9 +417,22 @@ def _mamba2(fields: ConfigReader, halves: Sequence[Half]) -> DeltaNetConfig | No
         n_taps=fields.count("conv_kernel", 4, minimum=2),
         mamba2=Mamba2Config(
             has_convolution_bias=fields.flag("use_conv_bias", default=True),
-            min_time_step=fields.number("time_step_min", 0.001),
+            time_step_limits=_time_step_limits(fields),
         ),
     )
+
+
+def _time_step_limits(fields: ConfigReader) -> tuple[float, float]:
+    """Returns ``time_step_limit``: ``time_step_min`` and ``time_step_max`` say only how training begins."""
+    limits = fields.get("time_step_limit")
+    if limits is None:
+        return 0.0, inf
+    if isinstance(limits, list):  # Transformers writes a number that JSON does not have as an object
+        limits = [inf if one == {"__float__": "Infinity"} else one for one in limits]
+    match limits:
+        case [int() | float() as least, int() | float() as most] if least <= most:
+            return float(least), float(most)
+    raise fields.error(f"time_step_limit is {limits!r}; it must be two numbers, the smaller one first")
 
 
 def _ropes(fields: ConfigReader, architecture: Architecture) -> tuple[Rope | None, Rope | None]:

@@ -16,9 +16,9 @@ from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights
 class Mamba2(base.DeltaNet):
     """A layer of Mamba2 (Dao and Gu, arXiv 2405.21060), up to the projection of its output.
 
-    Each head has a matrix of the state's size and its own. A token lets it decay by its time step, adds the product
-    of its B and x, and reads it with its C. Heads of a group have one B and one C. The time step has a lower bound,
-    as in Transformers for prompts. Cost: O(tokens) small operations; states and sums are float32.
+    Each head has a matrix of the state's size and its own. A token lets it decay by its time step, adds the
+    product of its B and x, and reads it with its C. Heads of a group have one B and one C. Cost: O(tokens) small operations;
+    states and sums are float32.
 
     Args:
         weights: of the layer.
@@ -48,7 +48,7 @@ class Mamba2(base.DeltaNet):
         projected = self._inputs(as_tensor(normed))
         n_values, n_heads = config.n_value_heads * config.value_dim, config.n_value_heads
         gate, mixed, step = projected.split([n_values, config.n_channels, n_heads], -1)
-        step = softplus(step.float() + self._step_bias).clamp_(min=self._mamba2.min_time_step)
+        step = softplus(step.float() + self._step_bias).clamp_(*self._mamba2.time_step_limits)
         decay = (step * self._decay).exp_()
         out = torch.empty(len(projected), n_heads, config.value_dim)
         for span in sequences:
