@@ -16,9 +16,9 @@ from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights
 class Mamba2(base.DeltaNet):
     """A layer of Mamba2 (Dao and Gu, arXiv 2405.21060), up to the projection of its output.
 
-    Each head has a matrix of the state's size and its own. A token lets it decay by its time step, adds the
-    product of its B and x, and reads it with its C. Heads of a group have one B and one C. Cost: O(tokens) small operations;
-    states and sums are float32.
+    Each head has a matrix of the state's size and its own. A token lets it decay by its time step, adds the product
+    of its B and x, and reads it with its C. Heads of a group have one B and one C. Cost: O(tokens) small
+    operations; states and sums are float32.
 
     Args:
         weights: of the layer.
