@@ -326,7 +326,7 @@ def test_rows_of_a_model_with_windows_in_some_layers_if_they_had_pages_of_their_
     windows = planned(
         tmp_path, "--gpu-memory", "80GB", "--prompt", 32_000, "--answer", 768, "--max-model-len", 32_768
     )["pools"][0]["windows"]
-    pool = WindowPool(1024, windows["pages_per_slab"], windows["n_slabs"] - 193, 193, 100)
+    pool = WindowPool(1024, windows["pages_per_slab"], windows["n_slabs"] - 193, 193)
     cache = PageCache(pool.n_slabs * pool.pages_per_slab, 16, window_pages=WindowPages.of(pool, 16))
 
     def has_room() -> bool:

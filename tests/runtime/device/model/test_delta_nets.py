@@ -143,7 +143,7 @@ def ids_of(prompt: list[int]) -> dict[str, list[int]]:
 
 
 def test_several_beams_are_refused_by_name(llm: LLM) -> None:
-    with pytest.raises(UnsupportedFeature, match="n is 2 with beam search; this model has gated delta nets"):
+    with pytest.raises(UnsupportedFeature, match="n is 2 with beam search; this model has recurrent layers"):
         llm.beam_search([ids_of([1, 2, 3])], BeamSearchParams(beam_width=2, max_tokens=4))
 
 
