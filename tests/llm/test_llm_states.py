@@ -177,6 +177,22 @@ def test_states_come_back_from_host_memory(folder: Path) -> None:
         host = llm.get_metrics().host
         assert host is not None
         assert host.copies_failed_total == 0
+        assert host.compute_seconds_per_token is not None, "steps of 144 tokens are measured, too"
+
+
+def test_a_state_that_comes_back_alone_is_no_loaded_token(folder: Path) -> None:
+    """Others take the few slots of states, and the pages stay."""
+    prompt, others = text(300, 1), [text(140, 50 + n) for n in range(6)]
+    settings = {"state_memory_bytes": 30_000, "host_memory_bytes": "16MiB", "load_policy": "always"}
+    with opened(folder, **settings) as llm:
+        (cold,) = answers(llm, [prompt])
+        answers(llm, others)
+        (warm,) = answers(llm, [prompt])
+        host = llm.get_metrics().host
+    assert bits(warm) == bits(cold)
+    assert (warm.num_cached_tokens, warm.num_loaded_tokens) == (256, 0)
+    assert host is not None
+    assert host.pages_loaded_total > 0
 
 
 def test_states_come_back_from_disk_after_a_restart(folder: Path, tmp_path: Path) -> None:
