@@ -78,11 +78,6 @@ class WindowPages:
         states.on_left = self._lose
 
     @property
-    def n_tail_pages(self) -> int:
-        """Window pages that tails hold, alone or with block tables. O(1)."""
-        return len(self._in_tails)
-
-    @property
     def n_pages_evictable(self) -> int:
         """How many pages of layers without windows would be free without tails. O(1)."""
         return self._n_idle * self.slabs.pages_per_slab
