@@ -150,6 +150,7 @@ QWEN35_9B: Config = {
     "hidden_act": "silu",
     "attention_bias": False,
     "tie_word_embeddings": False,
+    "mamba_ssm_dtype": "float32",
 }
 """Configuration of the text part of Qwen3.5 9B, three of whose four layers are gated delta nets."""
 
@@ -180,6 +181,35 @@ SMALL: Config = LLAMA_8B | {
     "head_dim": 128,
 }
 """A small version of Llama, to try a benchmark without a GPU."""
+
+SMALL_HYBRID: Config = QWEN35_9B | {
+    "vocab_size": 32_000,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
+"""A small version of Qwen3.5, with three gated delta nets before its attention layer."""
+
+SMALL_WINDOWS: Config = SMALL | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "sliding_window": 64,
+    "sliding_window_pattern": 2,
+    "query_pre_attn_scalar": 64,
+    "rope_local_base_freq": 10_000.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+"""A small version of Gemma 3, in which every other layer has a window of 64 tokens."""
 
 
 def write_model(config: Config, folder: Path) -> Path:
