@@ -167,7 +167,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
 
 def _state_room(config: EngineConfig, checkpoint: Checkpoint, gpu: Gpu) -> StateRoom:
     """Returns the room for states on a GPU, which has that beside the weights, and nothing else yet."""
-    size = model_size(checkpoint, config.model.quantization, reads_files=False)
+    size = model_size(checkpoint, config.model.quantization, config.model.tensor_parallel_size, reads_files=False)
     share = config.cache.gpu_memory_utilization
     usable_bytes = int(gpu.total_bytes * (GPU_MEMORY_UTILIZATION if share is None else share))
     return StateRoom(size.state_bytes, max(0, min(usable_bytes, gpu.free_bytes) - size.weight_bytes))

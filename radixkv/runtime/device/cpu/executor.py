@@ -442,7 +442,7 @@ def _check_memory(
     weights_bytes = n_ranks * weights.peak_bytes
     if (delta_nets := weights.config.delta_nets) is not None:
         max_rows = settings.max_num_seqs
-        states_bytes = all_states_bytes(delta_nets, weights.dtype, settings)
+        states_bytes = n_ranks * all_states_bytes(delta_nets, weights.dtype, settings)
         require_memory(
             weights_bytes + states_bytes,
             f"states of {states_bytes} bytes for max_num_seqs {max_rows} and the prefix cache beside the model, a "
