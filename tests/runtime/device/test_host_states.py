@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.pinned_memory import PinnedMemory
 from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.step.page_copier import SlotPart
 
 CONFIG = DeltaNetConfig(frozenset({0, 1, 3}), n_key_heads=2, n_value_heads=4, key_dim=8, value_dim=16, n_taps=4)
 N_BATCH_SLOTS, N_TREE_SLOTS, PAGE_BYTES = 3, 5, 4096
@@ -74,15 +75,18 @@ class World(NamedTuple):
             assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
-Make = Callable[[], World]
+class Make(Protocol):
+    """Makes a world, or that of a rank in the memory of the first one."""
+
+    def __call__(self, part: SlotPart | None = None) -> World: ...
 
 
 @pytest.fixture(params=["cpu", "cuda"])
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     opened: list[PinnedMemory] = []
 
-    def make_world() -> World:
-        torch.manual_seed(0)
+    def make_world(part: SlotPart | None = None) -> World:
+        torch.manual_seed(0 if part is None else part.rank)
         dtype, driver, pace = torch.bfloat16, MovingDriver(), PlayedPace()
         states: Any
         host: Any
@@ -90,9 +94,10 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
             states = RecurrentStates(CONFIG, N_BATCH_SLOTS, N_TREE_SLOTS, dtype)
         else:
             states = CudaStates(CONFIG, N_BATCH_SLOTS, N_TREE_SLOTS, dtype, torch.device("cpu"))
-        slots = StateSlots(states, HOST_BYTES, PAGE_BYTES, n_pages=4)
-        pinned = PinnedMemory(HOST_BYTES, HOST_BYTES, pin=lambda *_: None, unpin=lambda _: None)
-        opened.append(pinned)
+        slots = StateSlots(states, HOST_BYTES, PAGE_BYTES, 4, part)
+        if part is None or not opened:
+            opened.append(PinnedMemory(HOST_BYTES, HOST_BYTES, pin=lambda *_: None, unpin=lambda _: None))
+        pinned = opened[-1]
         while pinned.n_ready_bytes < HOST_BYTES:
             time.sleep(0.001)
         if request.param == "cpu":
@@ -155,6 +160,23 @@ def test_a_gpu_moves_a_state_by_one_call_at_the_pace_of_pages(make: Make) -> Non
     world.host.load([(1, 0)])
     if world.driver.n_calls:  # not the CPU
         assert (world.driver.n_calls, world.pace.n_bytes) == (3, 3 * world.states.n_bytes)
+
+
+def test_ranks_have_their_parts_of_a_slot_side_by_side(make: Make) -> None:
+    """Also where they have the same part of a page; rank 0 notes the position, and all read it."""
+    worlds = [make(SlotPart(0, 0, 1, rank == 0, rank, 2)) for rank in range(2)]
+    expected = [world.contents() for world in worlds]
+    for world in worlds:
+        world.host.store([(2, 0), (1, 1)])
+    for world, wanted in zip(worlds, expected, strict=True):
+        world.host.load([(2, 3), (1, 4)])
+        for slot in (0, 1):
+            wanted[N_BATCH_SLOTS + 3 + slot] = wanted[N_BATCH_SLOTS + slot]
+        world.check(wanted)
+        assert [world.states.position(slot) - 1_000_000_000_064 for slot in (3, 4)] == [0, 64]
+    assert worlds[0].slots.slot_bytes == 4 * PAGE_BYTES
+    whole = b"".join(worlds[1].host.buffers(2))
+    assert not any(whole[2 * worlds[0].states.n_bytes + 8 :])
 
 
 @pytest.mark.parametrize(("n_tree_slots", "n_pages", "n_slots"), [(5, 4, 6), (5, 0, 6), (5, 20, 4), (0, 10, 0)])
