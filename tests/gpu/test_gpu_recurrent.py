@@ -59,6 +59,9 @@ END = 2
 """A token that ends a message."""
 
 
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
 @contextmanager
 def on_gpu(folder: Path, **settings: Any) -> Iterator[LLM]:
     """Opens a model whose prompts run on the Triton kernel, so that nothing is compiled by nvcc."""
@@ -101,6 +104,21 @@ def test_a_layer_of_model_size_follows_the_rule() -> None:
 def test_scores_are_those_of_the_cpu_up_to_rounding(
     name: str, settings: dict[str, Any], noise: float, tmp_path: Path
 ) -> None:
+    compare_scores(name, settings, noise, tmp_path)
+
+
+@two_gpus
+@pytest.mark.parametrize(
+    ("name", "settings", "noise"),
+    [*((name, {}, NOISE) for name in MODELS), ("qwen3.5", {"quantization": "fp8"}, 40.0)],
+)
+def test_scores_of_two_gpus_are_those_of_the_cpu_up_to_rounding(
+    name: str, settings: dict[str, Any], noise: float, tmp_path: Path
+) -> None:
+    compare_scores(name, {"tensor_parallel_size": 2, **settings}, noise, tmp_path)
+
+
+def compare_scores(name: str, settings: dict[str, Any], noise: float, tmp_path: Path) -> None:
     """Prompts in chunks beside answers, and answers in batches, teacher-forced on the CPU in float32."""
     folder = save(tmp_path, **MODELS[name])
     prompts = [random_ids(n, seed=n) for n in (500, 1, 333, 64, 17)]
@@ -236,12 +254,16 @@ def test_a_request_keeps_its_state_while_others_come_and_go(folder: Path) -> Non
     check_same_answers([alone], [beside[0].outputs[0].token_ids], tolerance=NEAR_TIE, min_share=0.0)
 
 
-def test_states_come_back_from_host_memory_and_after_a_restart_from_disk(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=two_gpus)])
+def test_states_come_back_from_host_memory_and_after_a_restart_from_disk(
+    n_ranks: int, folder: Path, tmp_path: Path
+) -> None:
     """With the bits of cold prompts, beside other prompts that take pages and states. All chunks have 64 tokens."""
     system = [*random_ids(200, seed=1), END]
     prompts = [[*system, *random_ids(n, seed=n), END, *random_ids(9, seed=n + 1)] for n in (100, 300, 60)]
     others = [random_ids(260, seed=seed) for seed in range(20, 26)]
     settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "page_size": 16}
+    settings["tensor_parallel_size"] = n_ranks
     tiers = {"host_memory_bytes": 64 << 20, "cache_dir": str(tmp_path / "kv"), "load_policy": "always"}
     few = {"state_memory_bytes": 5 * STATE_BYTES, "max_total_tokens": 2048, "max_model_len": 1024}
 

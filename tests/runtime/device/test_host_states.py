@@ -27,6 +27,19 @@ N_BATCH_SLOTS, N_TREE_SLOTS, PAGE_BYTES = 3, 5, 4096
 HOST_BYTES = 40 * PAGE_BYTES
 
 
+def slots_of(
+    state_bytes: int, n_states: int, n_pages: int, *, n_bytes: int = HOST_BYTES, part: SlotPart | None = None
+) -> StateSlots:
+    return StateSlots(
+        state_bytes=state_bytes,
+        n_states=n_states,
+        page_bytes=PAGE_BYTES,
+        n_pages=n_pages,
+        n_bytes=n_bytes,
+        part=part,
+    )
+
+
 class MovingDriver:
     """Moves bytes within this process, when the stream is waited for."""
 
@@ -94,7 +107,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
             states = RecurrentStates(CONFIG, N_BATCH_SLOTS, N_TREE_SLOTS, dtype)
         else:
             states = CudaStates(CONFIG, N_BATCH_SLOTS, N_TREE_SLOTS, dtype, torch.device("cpu"))
-        slots = StateSlots(states, HOST_BYTES, PAGE_BYTES, 4, part)
+        slots = slots_of(states.n_bytes, N_TREE_SLOTS, 4, part=part)
         if part is None or not opened:
             opened.append(PinnedMemory(HOST_BYTES, HOST_BYTES, pin=lambda *_: None, unpin=lambda _: None))
         pinned = opened[-1]
@@ -183,13 +196,11 @@ def test_ranks_have_their_parts_of_a_slot_side_by_side(make: Make) -> None:
 def test_memory_is_divided_as_the_devices_but_pages_have_half(
     n_tree_slots: int, n_pages: int, n_slots: int
 ) -> None:
-    states = RecurrentStates(CONFIG, 1, n_tree_slots, torch.float32)
-    slots = StateSlots(states, HOST_BYTES, PAGE_BYTES, n_pages)
+    slots = slots_of(2 * PAGE_BYTES + 1000, n_tree_slots, n_pages)
     assert slots.slot_bytes == 3 * PAGE_BYTES
     assert (slots.n_slots, slots.n_bytes) == (n_slots, n_slots * slots.slot_bytes)
 
 
 def test_too_little_memory_for_a_state_is_refused() -> None:
-    states = RecurrentStates(CONFIG, 1, 1, torch.float32)
     with pytest.raises(ConfigError, match="set --host-memory higher"):
-        StateSlots(states, 2 * PAGE_BYTES, PAGE_BYTES, n_pages=4)
+        slots_of(2 * PAGE_BYTES, 1, 4, n_bytes=2 * PAGE_BYTES)

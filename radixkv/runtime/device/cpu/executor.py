@@ -179,7 +179,14 @@ class CpuExecutor:
         assert isinstance(self.pool, KVPool), "with a host tier layers with windows have no pages of their own"
         if self._states is None:
             return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes, part))
-        state_slots = StateSlots(self._states, host_memory_bytes, self.pool.page_bytes, self.pool.n_pages, part)
+        state_slots = StateSlots(
+            state_bytes=self._states.n_bytes,
+            n_states=self._states.n_tree_slots,
+            page_bytes=self.pool.page_bytes,
+            n_pages=self.pool.n_pages,
+            n_bytes=host_memory_bytes,
+            part=part,
+        )
         slots = CpuHostSlots(self.pool, host_memory_bytes, part, n_state_bytes=state_slots.n_bytes)
         states = CpuHostStates(self._states, state_slots, slots.state_memory)
         return CopyThreads(slots, states)

@@ -135,7 +135,14 @@ class CudaExecutor:
         pool, states = self._runner.pool, self._runner.states
         if states is None:
             return CopyThreads(CudaHostSlots(pool, host_memory_bytes, driver, pace, part))
-        state_slots = StateSlots(states, host_memory_bytes, pool.page_bytes, pool.n_pages, part)
+        state_slots = StateSlots(
+            state_bytes=states.n_bytes,
+            n_states=states.n_tree_slots,
+            page_bytes=pool.page_bytes,
+            n_pages=pool.n_pages,
+            n_bytes=host_memory_bytes,
+            part=part,
+        )
         slots = CudaHostSlots(pool, host_memory_bytes, driver, pace, part, state_slots)
         streams = [CopyStream(self._stream.device) for _ in range(2)]
         return CopyThreads(slots, CudaHostStates(states, state_slots, slots.memory, driver, pace, *streams))

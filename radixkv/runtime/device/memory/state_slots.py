@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from radixkv.errors import ConfigError
 from radixkv.runtime.step.page_copier import SlotPart
 
 _MAX_SHARE = 0.5
 """Most of the host tier's memory that states get."""
 _POSITION_BYTES = 8
-
-
-class DeviceStates(Protocol):
-    """The states on a device, as far as their copies need them."""
-
-    n_bytes: int
-    """Bytes of a slot."""
-    n_tree_slots: int
-    """Number of slots of the tree."""
-
-    def position(self, slot: int) -> int:
-        """See ``StatePositions.position``."""
-        ...
-
-    def set_position(self, slot: int, position: int) -> None:
-        """See ``StatePositions.set_position``."""
-        ...
 
 
 class StateSlots:
@@ -37,10 +18,11 @@ class StateSlots:
     as the device's is, but pages have at least half of it.
 
     Args:
-        states: those of the device, whose share of the device's memory decides about that of the host's.
-        n_bytes: size of the host tier's memory.
+        state_bytes: size of a state, of this rank alone.
+        n_states: number of states that the device keeps for the tree.
         page_bytes: size of a page, of this rank alone.
         n_pages: number of the device's pages.
+        n_bytes: size of the host tier's memory.
         part: which part of each slot this rank has; None: all of it.
 
     Raises:
@@ -48,12 +30,19 @@ class StateSlots:
     """
 
     def __init__(
-        self, states: DeviceStates, n_bytes: int, page_bytes: int, n_pages: int, part: SlotPart | None = None
+        self,
+        *,
+        state_bytes: int,
+        n_states: int,
+        page_bytes: int,
+        n_pages: int,
+        n_bytes: int,
+        part: SlotPart | None = None,
     ) -> None:
         self._rank, n_ranks = (0, 1) if part is None else (part.rank, part.n_ranks)
-        self._part_bytes, whole_bytes = states.n_bytes, n_ranks * states.n_bytes
+        self._part_bytes, whole_bytes = state_bytes, n_ranks * state_bytes
         page_bytes *= 1 if part is None else part.n_parts
-        on_device = states.n_tree_slots * whole_bytes
+        on_device = n_states * whole_bytes
         n_state_bytes = int(n_bytes * min(_MAX_SHARE, on_device / (on_device + n_pages * page_bytes)))
         self._position_at = whole_bytes
         self._page_bytes = page_bytes
@@ -61,7 +50,7 @@ class StateSlots:
         """Size of a slot."""
         self.n_slots = n_state_bytes // self.slot_bytes
         """Number of slots."""
-        if states.n_tree_slots and not self.n_slots:
+        if n_states and not self.n_slots:
             raise ConfigError(
                 f"host_memory_bytes {n_bytes} leave {n_state_bytes} for states of recurrent layers, one of which "
                 f"takes {whole_bytes}; set --host-memory higher"
