@@ -16,6 +16,8 @@ from torch import Tensor
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
+from radixkv.runtime.device.memory.cuda.copy_pace import CopyPace
+from radixkv.runtime.device.memory.cuda.driver import CudaDriver
 from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.page_shape import PageShape
@@ -34,7 +36,7 @@ def opened(
     pool.k[:, :n_pages].normal_()
     pool.v[:, :n_pages].normal_()
     torch.cuda.synchronize()
-    slots = CudaHostSlots(pool, n_slots * page.n_bytes + 5, is_stepping=lambda: paced)
+    slots = CudaHostSlots(pool, n_slots * page.n_bytes + 5, CudaDriver(), CopyPace(lambda: paced))
     try:
         while slots.n_usable < n_slots:
             time.sleep(0.01)
@@ -142,13 +144,13 @@ def test_sizes_that_cannot_be() -> None:
     pool = CudaPool(LLAMA_8B, 2, torch.device(DEVICE, torch.cuda.current_device()))
     for n_bytes in (0, LLAMA_8B.n_bytes - 1, 1 << 60):
         with pytest.raises(ConfigError, match="host.memory"):
-            CudaHostSlots(pool, n_bytes, lambda: False)
+            CudaHostSlots(pool, n_bytes, CudaDriver(), CopyPace(lambda: False))
 
 
 def test_closing_while_memory_is_pinned_gives_it_back() -> None:
     pool = CudaPool(LLAMA_8B, 2, torch.device(DEVICE, torch.cuda.current_device()))
     for _ in range(3):
-        host = CudaHostSlots(pool, 30 << 30, lambda: False)
+        host = CudaHostSlots(pool, 30 << 30, CudaDriver(), CopyPace(lambda: False))
         assert host.n_slots == (30 << 30) // LLAMA_8B.n_bytes
         host.close()
         assert host.n_usable < host.n_slots

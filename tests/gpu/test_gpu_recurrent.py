@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,9 @@ END = 2
 """A token that ends a message."""
 
 
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
 @contextmanager
 def on_gpu(folder: Path, **settings: Any) -> Iterator[LLM]:
     """Opens a model whose prompts run on the Triton kernel, so that nothing is compiled by nvcc."""
@@ -100,6 +104,21 @@ def test_a_layer_of_model_size_follows_the_rule() -> None:
 def test_scores_are_those_of_the_cpu_up_to_rounding(
     name: str, settings: dict[str, Any], noise: float, tmp_path: Path
 ) -> None:
+    compare_scores(name, settings, noise, tmp_path)
+
+
+@two_gpus
+@pytest.mark.parametrize(
+    ("name", "settings", "noise"),
+    [*((name, {}, NOISE) for name in MODELS), ("qwen3.5", {"quantization": "fp8"}, 40.0)],
+)
+def test_scores_of_two_gpus_are_those_of_the_cpu_up_to_rounding(
+    name: str, settings: dict[str, Any], noise: float, tmp_path: Path
+) -> None:
+    compare_scores(name, {"tensor_parallel_size": 2, **settings}, noise, tmp_path)
+
+
+def compare_scores(name: str, settings: dict[str, Any], noise: float, tmp_path: Path) -> None:
     """Prompts in chunks beside answers, and answers in batches, teacher-forced on the CPU in float32."""
     folder = save(tmp_path, **MODELS[name])
     prompts = [random_ids(n, seed=n) for n in (500, 1, 333, 64, 17)]
@@ -233,6 +252,57 @@ def test_a_request_keeps_its_state_while_others_come_and_go(folder: Path) -> Non
         beside = llm.generate([long, *others], params, use_tqdm=False)
     print("equal for", first_difference(alone, beside[0]), "tokens")
     check_same_answers([alone], [beside[0].outputs[0].token_ids], tolerance=NEAR_TIE, min_share=0.0)
+
+
+@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=two_gpus)])
+def test_states_come_back_from_host_memory_and_after_a_restart_from_disk(
+    n_ranks: int, folder: Path, tmp_path: Path
+) -> None:
+    """With the bits of cold prompts, beside other prompts that take pages and states. All chunks have 64 tokens."""
+    system = [*random_ids(200, seed=1), END]
+    prompts = [[*system, *random_ids(n, seed=n), END, *random_ids(9, seed=n + 1)] for n in (100, 300, 60)]
+    others = [random_ids(260, seed=seed) for seed in range(20, 26)]
+    settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "page_size": 16}
+    settings["tensor_parallel_size"] = n_ranks
+    tiers = {"host_memory_bytes": 64 << 20, "cache_dir": str(tmp_path / "kv"), "load_policy": "always"}
+    few = {"state_memory_bytes": 5 * STATE_BYTES, "max_total_tokens": 2048, "max_model_len": 1024}
+
+    def answers(llm: LLM) -> list[RequestOutput]:
+        return [llm.generate([one], greedy(12, logprobs=20), use_tqdm=False)[0] for one in prompts]
+
+    with on_gpu(folder, enable_prefix_caching=False, **settings) as llm:
+        cold = [bits(one) for one in answers(llm)]
+    for is_restarted in (False, True):
+        with on_gpu(folder, **settings, **tiers, **few) as llm:
+            wait_for_host_memory(llm)
+            for turn in range(4):
+                found = answers(llm)
+                n_found = [(one.num_cached_tokens, one.num_loaded_tokens, one.num_fetched_tokens) for one in found]
+                print("cached, loaded and fetched tokens", n_found)
+                assert [bits(one) for one in found] == cold
+                if turn or is_restarted:
+                    assert all((one.num_cached_tokens or 0) >= 192 for one in found)
+                llm.generate(others, greedy(12), use_tqdm=False)
+            metrics = llm.get_metrics()
+        print(metrics.host, metrics.disk)
+        assert metrics.host is not None
+        assert metrics.disk is not None
+        assert (metrics.host.copies_failed_total, metrics.disk.pages_lost_total) == (0, 0)
+        assert metrics.host.pages_loaded_total > 0
+        assert metrics.disk.pages_fetched_total > 0 or not is_restarted
+
+
+def wait_for_host_memory(llm: LLM) -> None:
+    """Returns once the memory is pinned."""
+    for n in range(200):
+        llm.generate([random_ids(5, seed=n)], greedy(1), use_tqdm=False)
+        host = llm.get_metrics().host
+        assert host is not None
+        assert host.n_state_slots > 10
+        if host.n_slots:
+            return
+        time.sleep(0.05)
+    pytest.fail("no memory is pinned")
 
 
 def test_the_sizes_of_states_are_what_the_settings_say(folder: Path) -> None:

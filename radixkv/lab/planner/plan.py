@@ -18,6 +18,7 @@ from radixkv.runtime.device.memory.cuda.pool_size import RESERVE_BYTES, MemoryUs
 from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.memory.slab_shape import are_mixed, slab_shape
 from radixkv.runtime.device.memory.state_size import count_states
+from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.step.window_pool import max_window_pages
 from radixkv.tree.node import TOKEN_BYTES
 
@@ -222,7 +223,7 @@ def plan_pool(
         pool_bytes=gpu.usable_bytes - size.weight_bytes - states.n_bytes - gpu.workspace_bytes,
         n_pages=n_pages,
         n_tokens=n_pages * page_size,
-        n_host_slots=None if host_bytes is None else count_slots(host_bytes, size.n_page_parts * page.n_bytes),
+        n_host_slots=None if host_bytes is None else _count_host_slots(host_bytes, size, page, n_pages, states),
         schemes=_schemes(n_pages, page_size, request, max_model_len, n_rows),
         windows=_windows(page, size.config.windows_within(max_model_len), n_pages, request, max_model_len),
     )
@@ -307,7 +308,7 @@ def check_fits(
         return
     gpus = "a GPU" if size.n_ranks == 1 else f"{size.n_ranks} GPUs"
     advice = f"{gpus} of {_sufficient_gb(size, gpu, page, request, states)} GB would hold it with one request"
-    n_gpus = (one.n_ranks for one in divided if _missing_bytes(one, gpu, one.page(page_size, "auto"), states) <= 0)
+    n_gpus = (one.n_ranks for one in divided if _fits(one, gpu, page_size, states))
     if (n_enough := next(n_gpus, None)) is not None:
         advice = f"{n_enough} of these GPUs hold it (--gpus {n_enough}); {advice}"
     if in_fp8 is not None:
@@ -317,6 +318,26 @@ def check_fits(
         advice = f"{in_gib}, {enough}; {advice}"
     on_each = "" if size.n_ranks == 1 else " on each GPU"
     raise ConfigError(f"{missing / GIB:.1f} GiB are missing{on_each}: {_needs(size, gpu, page, states)}; {advice}")
+
+
+def _fits(divided: ModelSize, gpu: Gpu, page_size: int, states: StatePlan) -> bool:
+    """Returns whether each GPU holds its part of a model that is divided among more of them, and of its states."""
+    states = states._replace(bytes_each=divided.state_bytes)
+    return _missing_bytes(divided, gpu, divided.page(page_size, "auto"), states) <= 0
+
+
+def _count_host_slots(host_bytes: int, size: ModelSize, page: PageShape, n_pages: int, states: StatePlan) -> int:
+    """Returns how many pages a host tier has beside its states. Raises ``ConfigError`` if it has room for none."""
+    page_bytes = size.n_page_parts * page.n_bytes
+    if states.n_kept:
+        host_bytes -= StateSlots(
+            state_bytes=size.n_ranks * states.bytes_each,
+            n_states=states.n_kept,
+            page_bytes=page_bytes,
+            n_pages=n_pages,
+            n_bytes=host_bytes,
+        ).n_bytes
+    return count_slots(host_bytes, page_bytes)
 
 
 def _missing_bytes(size: ModelSize, gpu: Gpu, page: PageShape, states: StatePlan) -> int:

@@ -141,7 +141,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     if config.cache.host_memory_bytes is not None:
         require_host_memory(config.cache.host_memory_bytes)
     if model.delta_nets is not None:
-        _check_states(config, device, checkpoint.folder.name, model.delta_nets.title)
+        _check_states(config, checkpoint.folder.name, model.delta_nets.title)
     elif config.cache.state_memory_bytes is not None:
         raise ConfigError(
             f"state_memory_bytes is {config.cache.state_memory_bytes}, and {checkpoint.folder.name} has no "
@@ -167,7 +167,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
 
 def _state_room(config: EngineConfig, checkpoint: Checkpoint, gpu: Gpu) -> StateRoom:
     """Returns the room for states on a GPU, which has that beside the weights, and nothing else yet."""
-    size = model_size(checkpoint, config.model.quantization, reads_files=False)
+    size = model_size(checkpoint, config.model.quantization, config.model.tensor_parallel_size, reads_files=False)
     share = config.cache.gpu_memory_utilization
     usable_bytes = int(gpu.total_bytes * (GPU_MEMORY_UTILIZATION if share is None else share))
     return StateRoom(size.state_bytes, max(0, min(usable_bytes, gpu.free_bytes) - size.weight_bytes))
@@ -185,14 +185,9 @@ def _excludes_window_pages(config: EngineConfig, device: Device, model: DecoderC
     return next((what for what, is_so in cases.items() if is_so), None)
 
 
-def _check_states(config: EngineConfig, device: Device, name: str, title: str) -> None:
+def _check_states(config: EngineConfig, name: str, title: str) -> None:
     """Raises ``ConfigError`` for what a model with states cannot do in this release; ``title`` names its layers."""
     model = f"{name} has {title}"
-    if device == "cuda" and config.cache.host_memory_bytes is not None:
-        raise ConfigError(
-            f"{model}, whose states are not copied from a GPU to other memory in this release; leave "
-            "host_memory_bytes (--host-memory) out"
-        )
     if config.cache.cache_url is not None:
         raise ConfigError(
             f"{model}, whose states are not kept in stores that servers share in this release; leave cache_url "

@@ -110,7 +110,15 @@ def test_states_of_recurrent_layers_take_memory_beside_the_pool(model, planned, 
     assert f"weights - {states:,} states - 3,221,225,472 workspace" in text
     assert "x 8 layers x 4 KV heads" in text
     assert main(["plan", str(hybrid), "--gpu-memory", "24GB"]) != 0
-    assert "the states 1.4 and the workspace" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "the states 1.4 and the workspace" in error
+    assert "2 of these GPUs hold it" in error, "each has half of the states"
+    two = planned(hybrid, "--gpu-memory", "24GB", "--gpus", "2", "--host-memory", "64GiB")
+    assert two["states"]["bytes_each"] == each // 2
+    pool = two["pools"][0]
+    on_device = two["states"]["n_kept"] * each, pool["n_pages"] * 2 * pool["page_bytes"]
+    share = min(0.5, on_device[0] / sum(on_device))
+    assert pool["n_host_slots"] == pytest.approx((1 - share) * 64 * GIB / (2 * pool["page_bytes"]), rel=0.002)
 
 
 def test_known_sizes_of_a_tokens_kv(model, planned):

@@ -70,6 +70,11 @@ class DeltaNetConfig:
         """Values that the convolution mixes over tokens: queries, keys and values."""
         return 2 * self.n_key_heads * self.key_dim + self.n_value_heads * self.value_dim
 
+    def shard(self, n_ranks: int) -> DeltaNetConfig:
+        """Returns what each of several ranks computes: some of the key heads, with their value heads and states."""
+        n_key_heads, n_value_heads = self.n_key_heads // n_ranks, self.n_value_heads // n_ranks
+        return replace(self, n_key_heads=n_key_heads, n_value_heads=n_value_heads)
+
 
 @dataclass(frozen=True)
 class LayerInputsConfig:
@@ -215,10 +220,11 @@ class DecoderConfig:
         Raises:
             ConfigError: ``n_ranks`` does not divide them.
         """
-        if self.delta_nets is not None:
+        nets = self.delta_nets
+        if nets is not None and nets.mamba2 is not None:
             raise ConfigError(
-                f"tensor_parallel_size {n_ranks}: the {self.delta_nets.title} of {self.architecture} are not "
-                "divided among ranks; set it to 1"
+                f"tensor_parallel_size {n_ranks}: the {nets.title} of {self.architecture} are not divided among "
+                "ranks in this release; set it to 1"
             )
         if self.halves is not None:
             raise ConfigError(
@@ -232,6 +238,8 @@ class DecoderConfig:
             )
         experts, n_kv_heads = self.experts, max(1, self.n_kv_heads // n_ranks)
         divided = {"num_attention_heads": self.n_heads}
+        if nets is not None:
+            divided["linear_num_key_heads"] = nets.n_key_heads
         if any(self.experts_of(layer) is None for layer in range(self.n_layers)):
             divided["intermediate_size"] = self.intermediate_size
         if experts is not None:
@@ -252,6 +260,7 @@ class DecoderConfig:
             heads=tuple(replace(heads, n_kv_heads=n_kv_heads) for heads in self.heads),
             intermediate_size=self.intermediate_size // n_ranks,
             experts=None if experts is None else experts.shard(n_ranks),
+            delta_nets=None if nets is None else nets.shard(n_ranks),
         )
 
     def n_page_parts(self, n_ranks: int) -> int:
