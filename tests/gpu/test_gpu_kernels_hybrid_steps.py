@@ -1,4 +1,4 @@
-"""Steps of models with gated delta nets or Mamba2 through the GPU's runner, in float32: states, graphs, prompts and answers.
+"""Steps of models with delta nets or Mamba2 through the GPU's runner, in float32: states, graphs, prompts, answers.
 
 Triton's interpreter computes them where there is no GPU: a graph is then what it captured, run again.
 """

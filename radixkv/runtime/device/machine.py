@@ -395,7 +395,7 @@ def check_states_fit(n_bytes: int, weights_bytes: int, max_rows: int, gpu: Gpu) 
     """Raises ``ConfigError`` if states of ``n_bytes`` do not fit the GPU's free memory beside the weights."""
     if weights_bytes + n_bytes > gpu.free_bytes:
         raise ConfigError(
-            f"the states of gated delta nets for max_num_seqs {max_rows} and the prefix cache take "
+            f"the states of its layers for max_num_seqs {max_rows} and the prefix cache take "
             f"{n_bytes / _GIB:.1f} GiB beside weights of {weights_bytes / _GIB:.1f}; {gpu.name} has "
             f"{gpu.free_bytes / _GIB:.1f} GiB free of {gpu.total_bytes / _GIB:.1f}; set max_num_seqs or "
             "state_memory_bytes lower"
