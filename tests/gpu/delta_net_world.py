@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -176,7 +177,21 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).double()
 
 
-def check(world: World) -> None:
+class LayerWorld(Protocol):
+    """A layer with states, and what it reads."""
+
+    @property
+    def spans(self) -> Sequence[Span]: ...
+    @property
+    def projected(self) -> Tensor: ...
+    @property
+    def states(self) -> LayerStates: ...
+    def run(self) -> Tensor: ...
+    def expected(self) -> tuple[Tensor, LayerStates]: ...
+
+
+def check(world: LayerWorld) -> None:
+    """Checks outputs and states against the rule, and that other slots keep their states."""
     out, states = world.expected()
     untouched = sorted(
         {*range(N_BATCH_SLOTS + N_TREE_SLOTS)}

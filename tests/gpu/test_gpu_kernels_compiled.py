@@ -7,6 +7,7 @@ import pytest
 import torch
 from delta_net_world import Span, World, delta_net
 from kernel_support import DEVICE, integers, normal, on_device_only, on_kernels, poisoned, triton
+from mamba2_world import Mamba2World, mamba2
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -109,7 +110,8 @@ def test_experts_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch,
     assert not compiled
 
 
-def test_delta_nets_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["delta net", "Mamba2"])
+def test_layers_with_states_of_other_sizes_compile_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt and rows of one token compile everything."""
     compiled: list[str] = []
 
@@ -117,7 +119,10 @@ def test_delta_nets_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPat
         compiled.append(repr)
 
     def run(*spans: Span) -> None:
-        World(delta_net(), spans, torch.bfloat16).run()
+        if kind == "Mamba2":
+            Mamba2World(mamba2(), spans, torch.bfloat16).run()
+        else:
+            World(delta_net(), spans, torch.bfloat16).run()
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
     run(Span(0, 0, 1, is_decode=True), Span(1, 0, 64))

@@ -1,4 +1,4 @@
-"""Steps of a model with gated delta nets through the GPU's runner, in float32: states, graphs, prompts and answers.
+"""Steps of models with delta nets or Mamba2 through the GPU's runner, in float32: states, graphs, prompts, answers.
 
 Triton's interpreter computes them where there is no GPU: a graph is then what it captured, run again.
 """
@@ -140,10 +140,12 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_a_gpu")
-def test_states_go_on_through_prompts_answers_and_the_tree(tmp_path: Path) -> None:
-    changes = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "hidden_size": 64}
+@pytest.mark.parametrize("name", ["qwen3.5", "nemotron-h"])
+def test_states_go_on_through_prompts_answers_and_the_tree(tmp_path: Path, name: str) -> None:
+    """Of these models one ends with attention, the other with a layer of Mamba2."""
+    changes = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "ssm_state_size": 16, "hidden_size": 64}
     heads = {"num_attention_heads": 4, "head_dim": 16}
-    save_checkpoint(tmp_path, **HYBRIDS["qwen3.5"] | changes | heads)
+    save_checkpoint(tmp_path, **HYBRIDS[name] | changes | heads)
     world = World(resolve(str(tmp_path)))
     buckets = {bucket for bucket, _ in world.runner._graphs._graphs}
     assert buckets == {1, 2, 4, 6}

@@ -40,6 +40,10 @@ from radixkv.runtime.device.ops.cuda.delta_net import blocks as delta_blocks
 from radixkv.runtime.device.ops.cuda.delta_net import convolution, gated_norm
 from radixkv.runtime.device.ops.cuda.delta_net import scan as delta_scan
 from radixkv.runtime.device.ops.cuda.delta_net import step as delta_step
+from radixkv.runtime.device.ops.cuda.mamba2 import blocks as mamba2_blocks
+from radixkv.runtime.device.ops.cuda.mamba2 import gated_norm as mamba2_norm
+from radixkv.runtime.device.ops.cuda.mamba2 import scan as mamba2_scan
+from radixkv.runtime.device.ops.cuda.mamba2 import step as mamba2_step
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
 from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix
 
@@ -118,27 +122,27 @@ def test_products_with_their_activation_fit(n_rows: int, target: int) -> None:
 
 @pytest.mark.parametrize("target", SHARED_BYTES)
 @pytest.mark.parametrize("n_pairs", [8, 2048, 65_536])
-@pytest.mark.parametrize(("kind", "is_gated"), [("bf16", True), ("bf16", False), ("fp32", True), ("fp32", False)])
-def test_products_of_experts_fit(kind: str, is_gated: bool, n_pairs: int, target: int) -> None:
+@pytest.mark.parametrize(("kind", "half"), [*product(["bf16", "fp32"], ["gated", "first", "second"])])
+def test_products_of_experts_fit(kind: str, half: str, n_pairs: int, target: int) -> None:
     item_size = 2 if kind == "bf16" else 4
     tile = grouped.grouped_tile(n_pairs, 128, item_size, has_room=SHARED_BYTES[target] >= 160_000)
     kinds = dict.fromkeys(("x", "weight", "bias", "out"), f"*{kind}")
-    check_grouped(kinds, tile, target, scale_unit=0, is_gated=is_gated)
+    check_grouped(kinds, tile, target, scale_unit=0, half=half)
 
 
 @pytest.mark.parametrize("target", FP8_TARGETS)
 @pytest.mark.parametrize("n_pairs", [8, 2048, 65_536])
 @pytest.mark.parametrize("scale_unit", [1, BLOCK])
-@pytest.mark.parametrize("is_gated", [True, False])
-def test_products_of_experts_in_fp8_fit(is_gated: bool, scale_unit: int, n_pairs: int, target: int) -> None:
+@pytest.mark.parametrize("half", ["gated", "first", "second"])
+def test_products_of_experts_in_fp8_fit(half: str, scale_unit: int, n_pairs: int, target: int) -> None:
     has_room = SHARED_BYTES[target] >= 160_000
     tile = grouped.grouped_tile(n_pairs, 128, 1, has_room=has_room, has_blocks=scale_unit > 1)
     kinds = dict.fromkeys(("x", "weight"), "*fp8e4nv") | dict.fromkeys(("bias", "out"), "*bf16")
-    check_grouped(kinds, tile, target, scale_unit=scale_unit, is_gated=is_gated)
+    check_grouped(kinds, tile, target, scale_unit=scale_unit, half=half)
 
 
 def check_grouped(
-    kinds: dict[str, str], tile: grouped.GroupedTile, target: int, *, scale_unit: int, is_gated: bool
+    kinds: dict[str, str], tile: grouped.GroupedTile, target: int, *, scale_unit: int, half: str
 ) -> None:
     kinds = kinds | dict.fromkeys(("order", "tiles"), "*i32") | dict.fromkeys(("x_scales", "scales"), "*fp32")
     kinds |= dict.fromkeys(("n_tiles", "n_out", "n_in", "x_group_stride"), "i32")
@@ -152,8 +156,9 @@ def check_grouped(
         "GROUP": tile.group,
         "IS_WHOLE": True,
         "HAS_BIAS": True,
-        "IS_GATED": is_gated,
-        "CLAMPS": is_gated,
+        "IS_FIRST": half != "second",
+        "IS_GATED": half == "gated",
+        "CLAMPS": half == "gated",
     }
     taken = shared_bytes(
         grouped._multiply_grouped,
@@ -237,10 +242,11 @@ def test_routing_fits(n_experts: int, target: int) -> None:
     block_tokens = routing._block_tokens(8192, block_experts)
     names = ("logits", "expert_weights", "chosen", "counts", "order", "tiles", "n_tokens", "n_experts", "n_tiles")
     kinds = dict.fromkeys(names[:2], "*bf16") | dict.fromkeys(names[2:6], "*i32") | dict.fromkeys(names[6:], "i32")
+    kinds |= {"correction": "*fp32", "scale": "fp32"}
     sizes = {"N_ACTIVE": 8, "ROWS": 16, "TOKENS": block_tokens, "EXPERTS": block_experts, "TILES": routing._TILES}
     for kernel, constants in (
-        (routing._choose_experts, {"NORMALIZES": True, "IS_ALONE": True}),
-        (routing._choose_experts, {"NORMALIZES": True, "IS_ALONE": False}),
+        (routing._choose_experts, {"NORMALIZES": True, "IS_ALONE": True, "IS_SIGMOID": True}),
+        (routing._choose_experts, {"NORMALIZES": True, "IS_ALONE": False, "IS_SIGMOID": False}),
         (routing._order_pairs, {"BLOCKS": routing._BLOCKS}),
     ):
         aligned = {*names[:6]} & {*kernel.function.arg_names}
@@ -415,7 +421,8 @@ def test_norms_in_fp8_fit(target: int, group: int) -> None:
 @pytest.mark.parametrize("target", SHARED_BYTES)
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(128, 128), (256, 256), (16, 16)])
 def test_gated_delta_nets_fit(key_dim: int, value_dim: int, target: int) -> None:
-    activations = ("x", "convolved", "projected", "inputs", "weight", "gate", "known", "written", "scores", "out")
+    activations = ("x", "convolved", "projected", "inputs", "weight", "bias", "gate", "known", "written", "scores")
+    activations += ("out",)
     kinds = dict.fromkeys(activations, "*bf16") | dict.fromkeys(("log_decay", "decay_bias"), "*fp32")
     kinds |= dict.fromkeys(("decays", "memory"), "*fp32") | {"eps": "fp32"}
     kinds |= dict.fromkeys(("batch_slots", "starts", "rows", "blocks"), "*i32")
@@ -424,6 +431,7 @@ def test_gated_delta_nets_fit(key_dim: int, value_dim: int, target: int) -> None
     config = DeltaNetConfig(frozenset(), 16, 32, key_dim, value_dim, 4)
     sizes = {"N_KEYS": 16, "N_HEADS": 32, "KEY_DIM": key_dim, "VALUE_DIM": value_dim, "CHANNELS": config.n_channels}
     sizes |= {"TAPS": 4, "DIM": max(key_dim, value_dim), "SIZE": value_dim, "HEADS": 2048 // value_dim}
+    sizes |= {"HAS_BIAS": False}
     columns = min(delta_scan.COLUMNS, value_dim)
     for kernel, constants, options in (
         (convolution._convolve_tokens, {}, {"num_warps": 1}),
@@ -437,6 +445,39 @@ def test_gated_delta_nets_fit(key_dim: int, value_dim: int, target: int) -> None
         ),
         (delta_step._step, {"COLUMNS": columns}, {"num_warps": 4}),
         (gated_norm._gated_norm, {}, {"num_warps": 4}),
+    ):
+        names = kernel.function.arg_names
+        values = {name: value for name, value in (sizes | constants).items() if name in names}
+        aligned = {*names} & {*kinds} - unaligned
+        taken = shared_bytes(kernel, target, kinds, values, aligned=aligned, **options)
+        assert taken <= SHARED_BYTES[target], kernel.function
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+@pytest.mark.parametrize(("state_size", "head_size"), [(128, 64), (128, 80), (256, 64), (16, 16)])
+def test_layers_of_mamba2_fit(state_size: int, head_size: int, target: int) -> None:
+    kinds = dict.fromkeys(("x", "convolved", "projected", "inputs", "weight", "bias", "gate", "out"), "*bf16")
+    kinds |= dict.fromkeys(("log_decay", "step_bias", "skip", "scores", "steps", "decays", "memory"), "*fp32")
+    kinds |= dict.fromkeys(("batch_slots", "starts", "rows", "blocks"), "*i32")
+    kinds |= dict.fromkeys(("x_stride", "projected_stride", "gate_stride", "n_batch_slots"), "i32")
+    kinds |= dict.fromkeys(("eps", "least_step", "most_step"), "fp32")
+    unaligned = {"eps", "least_step", "most_step", "batch_slots", "starts", "rows", "blocks", "n_batch_slots"}
+    config = DeltaNetConfig(frozenset(), 8, 128, state_size, head_size, 4)
+    group = 16 * head_size
+    sizes = {"N_GROUPS": 8, "N_HEADS": 128, "KEY_DIM": state_size, "VALUE_DIM": head_size, "HEADS": 16}
+    sizes |= {"CHANNELS": config.n_channels, "TAPS": 4, "HAS_BIAS": True, "COLUMNS": mamba2_scan.COLUMNS}
+    plain = {"N_KEYS": 0, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
+    for kernel, constants, options in (
+        (convolution._convolve_tokens, plain, {"num_warps": 1}),
+        (convolution._convolve_blocks, plain | {"BLOCK": 64}, {"num_warps": 8}),
+        (mamba2_blocks._compute_blocks, {"BLOCK": 64}, {"num_warps": 4}),
+        (mamba2_scan._scan, {"BLOCK": 64}, {"num_warps": 4, "num_stages": mamba2_scan.scan_stages(config)}),
+        (mamba2_step._step, {}, {"num_warps": 4}),
+        (
+            mamba2_norm._gated_group_norm,
+            {"SIZE": 8 * group, "GROUP": group, "BLOCK": 1 << (group - 1).bit_length()},
+            {"num_warps": 4},
+        ),
     ):
         names = kernel.function.arg_names
         values = {name: value for name, value in (sizes | constants).items() if name in names}

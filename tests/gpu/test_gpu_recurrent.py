@@ -1,4 +1,4 @@
-"""Models with gated delta nets on a GPU against float64, the CPU, and themselves alone, cold and without graphs."""
+"""Models with delta nets or Mamba2 on a GPU against float64, the CPU, themselves alone, cold and without graphs."""
 
 from __future__ import annotations
 
@@ -37,6 +37,16 @@ DELTA_NETS: Mapping[str, Any] = {
 }
 """Heads of the size of all published models. With these weights another prefix changes log-probabilities fifteen
 times as much as rounding to bfloat16 does; with larger ones four times."""
+MAMBA2: Mapping[str, Any] = {
+    "model_type": "nemotron_h",
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 80,
+    "ssm_state_size": 128,
+    "n_groups": 2,
+    "eos_token_id": 2,
+    "initializer_range": 0.02,
+}
+"""Heads and states of the sizes of Nemotron Nano 9B v2."""
 EXPERTS: Mapping[str, Any] = {
     "num_experts": 16,
     "num_experts_per_tok": 8,
@@ -47,9 +57,26 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3.5": {"model_type": "qwen3_5_text", **DELTA_NETS},
     "qwen3.5-moe": {"model_type": "qwen3_5_moe_text", **DELTA_NETS, **EXPERTS},
     "qwen3-next": {"model_type": "qwen3_next", **DELTA_NETS, **EXPERTS},
+    "nemotron-h": {
+        **MAMBA2,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]
+        + ["linear_attention", "full_attention", "mlp", "linear_attention"],
+    },
+    "nemotron-3": {
+        **MAMBA2,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention", "moe"],
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 128,
+        "moe_shared_expert_intermediate_size": 256,
+        "routed_scaling_factor": 2.5,
+    },
 }
-STATE_BYTES = 3 * (4 * 128 * 128 * 4 + 3 * 1024 * 2)
-"""The states of a sequence in bfloat16."""
+STATE_BYTES = {
+    "qwen3.5": 3 * (4 * 128 * 128 * 4 + 3 * 1024 * 2),
+    "nemotron-h": 3 * (8 * 128 * 80 * 4 + 3 * (8 * 80 + 2 * 2 * 128) * 2),
+}
+"""The states of a sequence in bfloat16, of the models whose answers are compared."""
 N_TOP = 8
 NOISE = 2.5
 """Allowed distance from float32, as a multiple of that of the CPU's own bfloat16."""
@@ -69,15 +96,22 @@ def on_gpu(folder: Path, **settings: Any) -> Iterator[LLM]:
         yield llm
 
 
+@pytest.fixture(scope="module", params=list(STATE_BYTES))
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("hybrid"), **MODELS["qwen3.5"])
+def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp(name), **MODELS[name])
 
 
 def test_a_layer_of_model_size_follows_the_rule() -> None:
     """With rows of one token, ragged prompts, starts within blocks, padding and saved states."""
     # Imported here, because it imports Triton, which is not installed where these tests are skipped.
     from delta_net_world import PADDING, Span, World, check, delta_net
+    from mamba2_world import Mamba2World, mamba2
 
     spans = [
         Span(3, 5, 1, is_decode=True),
@@ -88,39 +122,42 @@ def test_a_layer_of_model_size_follows_the_rule() -> None:
         Span(2, 40, 300, saves={64: 2, 128: 1, 320: 0}),
         Span(5, 0, 191),
     ]
-    config = delta_net(16, 32, 128, 128)
     for dtype in (torch.bfloat16, torch.float16):
-        check(World(config, spans, dtype))
+        check(World(delta_net(16, 32, 128, 128), spans, dtype))
+        for head_size in (64, 80):
+            check(Mamba2World(mamba2(8, 128, 128, head_size), spans, dtype))
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "noise"),
+    ("model", "settings", "noise"),
     [
-        *((name, {}, NOISE) for name in MODELS),
+        *((model, {}, NOISE) for model in MODELS),
         ("qwen3.5", {"page_size": 64, "enforce_eager": True}, NOISE),
         ("qwen3.5", {"quantization": "fp8"}, 40.0),
+        ("nemotron-h", {"enforce_eager": True}, NOISE),
+        ("nemotron-h", {"quantization": "fp8"}, 60.0),
     ],
 )
 def test_scores_are_those_of_the_cpu_up_to_rounding(
-    name: str, settings: dict[str, Any], noise: float, tmp_path: Path
+    model: str, settings: dict[str, Any], noise: float, tmp_path: Path
 ) -> None:
-    compare_scores(name, settings, noise, tmp_path)
+    compare_scores(model, settings, noise, tmp_path)
 
 
 @two_gpus
 @pytest.mark.parametrize(
-    ("name", "settings", "noise"),
-    [*((name, {}, NOISE) for name in MODELS), ("qwen3.5", {"quantization": "fp8"}, 40.0)],
+    ("model", "settings", "noise"),
+    [*((model, {}, NOISE) for model in MODELS), ("qwen3.5", {"quantization": "fp8"}, 40.0)],
 )
 def test_scores_of_two_gpus_are_those_of_the_cpu_up_to_rounding(
-    name: str, settings: dict[str, Any], noise: float, tmp_path: Path
+    model: str, settings: dict[str, Any], noise: float, tmp_path: Path
 ) -> None:
-    compare_scores(name, {"tensor_parallel_size": 2, **settings}, noise, tmp_path)
+    compare_scores(model, {"tensor_parallel_size": 2, **settings}, noise, tmp_path)
 
 
-def compare_scores(name: str, settings: dict[str, Any], noise: float, tmp_path: Path) -> None:
+def compare_scores(model: str, settings: dict[str, Any], noise: float, tmp_path: Path) -> None:
     """Prompts in chunks beside answers, and answers in batches, teacher-forced on the CPU in float32."""
-    folder = save(tmp_path, **MODELS[name])
+    folder = save(tmp_path, **MODELS[model])
     prompts = [random_ids(n, seed=n) for n in (500, 1, 333, 64, 17)]
     with on_gpu(folder, max_num_batched_tokens=200, **settings) as llm:
         outputs = llm.generate(prompts, greedy(24, logprobs=20, prompt_logprobs=20), use_tqdm=False)
@@ -139,7 +176,7 @@ def compare_scores(name: str, settings: dict[str, Any], noise: float, tmp_path: 
             ours += [found[key] - expected[key] for key in wanted if key in found]
             theirs += [near[key] - expected[key] for key in wanted if key in near]
         print(
-            f"{name} {settings} {where}: off by {deviation(ours):.5f} (CPU in bfloat16 {deviation(theirs):.5f}), "
+            f"{model} {settings} {where}: off by {deviation(ours):.5f} (CPU in bfloat16 {deviation(theirs):.5f}), "
             f"at most {max(map(abs, ours)):.4f} ({max(map(abs, theirs)):.4f}); {len(ours)} of {n_wanted} scores"
         )
         assert len(ours) > 0.9 * n_wanted, "the likeliest tokens are not among those reported"
@@ -184,14 +221,14 @@ def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_place
     print("cached tokens", [one.num_cached_tokens for one in first], [one.num_cached_tokens for one in again])
     assert sum(one.num_cached_tokens or 0 for one in first) >= 4 * 192
     assert all((one.num_cached_tokens or 0) >= 192 for one in again)
-    for name, found in (("first", first), ("again", again)):
+    for turn, found in (("first", first), ("again", again)):
         for index, (one, other) in enumerate(zip(found, cold, strict=True)):
             difference = max(
                 abs(mine.get(token, -99.0) - score)
                 for mine, theirs in zip(bits(one), bits(other), strict=True)
                 for token, score in theirs.items()
             )
-            assert bits(one) == bits(other), f"prompt {index}, {name}: log-probabilities differ by {difference}"
+            assert bits(one) == bits(other), f"prompt {index}, {turn}: log-probabilities differ by {difference}"
 
 
 def test_answers_in_graphs_are_those_without(folder: Path) -> None:
@@ -216,7 +253,7 @@ def first_difference(one: RequestOutput, other: RequestOutput) -> int:
     return differing[0] if differing else len(one.outputs[0].token_ids)
 
 
-def test_many_requests_with_few_states_and_few_pages(folder: Path) -> None:
+def test_many_requests_with_few_states_and_few_pages(folder: Path, name: str) -> None:
     """States are evicted and replaced while others load them, and requests are preempted: answers stay right."""
     prompts = [one[:900] for one in family(120, seed=3)]
     params = greedy(12, logprobs=20)
@@ -224,7 +261,7 @@ def test_many_requests_with_few_states_and_few_pages(folder: Path) -> None:
         alone = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
     with on_gpu(
         folder,
-        state_memory_bytes=5 * STATE_BYTES,
+        state_memory_bytes=5 * STATE_BYTES[name],
         max_num_seqs=7,
         max_total_tokens=4096,
         max_num_batched_tokens=300,
@@ -256,7 +293,7 @@ def test_a_request_keeps_its_state_while_others_come_and_go(folder: Path) -> Non
 
 @pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=two_gpus)])
 def test_states_come_back_from_host_memory_and_after_a_restart_from_disk(
-    n_ranks: int, folder: Path, tmp_path: Path
+    n_ranks: int, folder: Path, name: str, tmp_path: Path
 ) -> None:
     """With the bits of cold prompts, beside other prompts that take pages and states. All chunks have 64 tokens."""
     system = [*random_ids(200, seed=1), END]
@@ -265,7 +302,7 @@ def test_states_come_back_from_host_memory_and_after_a_restart_from_disk(
     settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "page_size": 16}
     settings["tensor_parallel_size"] = n_ranks
     tiers = {"host_memory_bytes": 64 << 20, "cache_dir": str(tmp_path / "kv"), "load_policy": "always"}
-    few = {"state_memory_bytes": 5 * STATE_BYTES, "max_total_tokens": 2048, "max_model_len": 1024}
+    few = {"state_memory_bytes": 5 * STATE_BYTES[name], "max_total_tokens": 2048, "max_model_len": 1024}
 
     def answers(llm: LLM) -> list[RequestOutput]:
         return [llm.generate([one], greedy(12, logprobs=20), use_tqdm=False)[0] for one in prompts]
@@ -305,11 +342,11 @@ def wait_for_host_memory(llm: LLM) -> None:
     pytest.fail("no memory is pinned")
 
 
-def test_the_sizes_of_states_are_what_the_settings_say(folder: Path) -> None:
+def test_the_sizes_of_states_are_what_the_settings_say(folder: Path, name: str) -> None:
     from gpu_drive import executor_of
 
     assert SHAPE["num_hidden_layers"] == 4
-    with on_gpu(folder, state_memory_bytes=3 * STATE_BYTES) as llm:
+    with on_gpu(folder, state_memory_bytes=3 * STATE_BYTES[name]) as llm:
         assert executor_of(llm).n_states == 3
-    with on_gpu(folder, state_memory_bytes=4 * STATE_BYTES - 1) as llm:
+    with on_gpu(folder, state_memory_bytes=4 * STATE_BYTES[name] - 1) as llm:
         assert executor_of(llm).n_states == 3

@@ -23,13 +23,14 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.machine import (
     HEAD_SIZES,
     MIN_CAPABILITY,
-    STATE_HEAD_SIZES,
     Gpu,
     Machine,
     check_attention_backend,
     check_gpus,
     check_machine,
+    has_expert_groups,
     inspect_machine,
+    unsupported_state_sizes,
 )
 from radixkv.runtime.device.memory.slab_shape import are_mixed
 from radixkv.runtime.device.memory_check import require_host_memory
@@ -86,23 +87,17 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint, mac
         )
         return "cpu"
     model = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
-    if (
-        model.halves is not None
-        or not model.has_equal_heads
-        or model.layer_inputs is not None
-        or model.has_layer_scales
-    ):
+    if not model.has_equal_heads or model.layer_inputs is not None or model.has_layer_scales:
         logger.warning("computing on the CPU: the layers of %s are not supported on CUDA", model.architecture)
         return "cpu"
     if model.head_dim not in HEAD_SIZES:
         logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", model.head_dim)
         return "cpu"
-    if (nets := model.delta_nets) is not None and not {nets.key_dim, nets.value_dim} <= {*STATE_HEAD_SIZES}:
-        logger.warning(
-            "computing on the CPU: gated delta nets with heads of sizes %d and %d are not supported on CUDA",
-            nets.key_dim,
-            nets.value_dim,
-        )
+    if (nets := model.delta_nets) is not None and (sizes := unsupported_state_sizes(nets)):
+        logger.warning("computing on the CPU: %s of size %d are not supported on CUDA", nets.title, sizes[0])
+        return "cpu"
+    if has_expert_groups(model):
+        logger.warning("computing on the CPU: groups of experts are not supported on CUDA")
         return "cpu"
     return "cuda"
 

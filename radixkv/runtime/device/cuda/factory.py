@@ -33,11 +33,12 @@ from radixkv.runtime.device.memory.cuda.staging import StagingLayout
 from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.memory.state_size import count_states
 from radixkv.runtime.device.model.decoder import Decoder
-from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
 from radixkv.runtime.device.ops.base import Operations
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
-from radixkv.runtime.device.ops.cuda.delta_net.blocks import block_bytes
+from radixkv.runtime.device.ops.cuda.delta_net import blocks as delta_net_blocks
 from radixkv.runtime.device.ops.cuda.divided_head import DividedHead
+from radixkv.runtime.device.ops.cuda.mamba2 import blocks as mamba2_blocks
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.ops.cuda.summed import CudaSummed
 from radixkv.runtime.device.ops.summed import SummedOperations
@@ -144,7 +145,7 @@ def open_cuda_executor(
         runner.open_pool(page, 0)
         step_bytes = runner.measure_largest() + runner.logits_bytes
         if delta_nets is not None:  # a row may begin and end within blocks
-            step_bytes += 2 * settings.max_num_seqs * block_bytes(delta_nets, torch_dtype)
+            step_bytes += 2 * settings.max_num_seqs * _block_bytes(delta_nets, torch_dtype)
         times.end("largest step")
         graph_bytes = _graph_bytes(runner, config.n_layers)
         times.end("memory of graphs")
@@ -187,6 +188,13 @@ def with_attention_backend(checkpoint: Checkpoint, machine: Machine, settings: D
     shape = _attention_shape(config, settings, choose_dtype(settings.dtype, checkpoint.config))
     backend = _choose_backend(settings, machine, shape, config.windows_within(settings.max_model_len))
     return msgspec.structs.replace(settings, attention_backend=backend)
+
+
+def _block_bytes(config: DeltaNetConfig, dtype: torch.dtype) -> int:
+    """Returns the bytes of what one block of a prompt takes in a layer with states."""
+    if config.mamba2 is not None:
+        return mamba2_blocks.block_bytes(config)
+    return delta_net_blocks.block_bytes(config, dtype)
 
 
 def _attention_shape(config: DecoderConfig, settings: DeviceSettings, dtype: torch.dtype) -> AttentionShape:

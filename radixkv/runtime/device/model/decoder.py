@@ -243,25 +243,26 @@ class Decoder:
     ) -> Tensor:
         """Runs the last attention and everything after it. Returns what ``__call__`` does.
 
-        Takes what ``__call__`` takes; ``inputs`` only where layers follow the one with the last attention.
+        Takes what ``__call__`` takes; ``inputs`` only where layers with states follow the last attention. These
+        read all tokens, so all go through the layers from there on.
         """
         index = self.n_attentions - 1
         activations = activations.with_heads(self.head_sizes[index])
-        if output_tokens is not None:
+        last = self._attention_layers[index]
+        has_states = any(isinstance(layer.mixer, _DeltaNetLayer) for layer in self._layers[last + 1 :])
+        if output_tokens is not None and not has_states:
             # Nothing reads this layer's states of other tokens.
             activations = activations.of_tokens(output_tokens.indices)
             attention = output_tokens.attention()
         attention.run(index, activations.q, *pool.layers[index], activations.attention_out)
-        last = self._attention_layers[index]
         normed = self._after_attention(last, activations)
-        if last + 1 < len(self._layers):
-            assert inputs is not None, "layers follow the one with the last attention"
-            assert output_tokens is None, "layers with states read all tokens"
-            normed = self._advance(last + 1, normed, activations, inputs, pool)
-        return as_tensor(normed)
+        normed = as_tensor(self._advance(last + 1, normed, activations, inputs, pool))
+        if output_tokens is not None and has_states:
+            return normed.index_select(0, output_tokens.indices)
+        return normed
 
     def _advance(
-        self, index: int, normed: Rows, activations: Activations, inputs: TokenInputs, pool: LayerCaches
+        self, index: int, normed: Rows, activations: Activations, inputs: TokenInputs | None, pool: LayerCaches
     ) -> Rows:
         """Runs layers without attention from layer ``index`` on, and stores what the next attention reads.
 
@@ -272,15 +273,17 @@ class Decoder:
             index: of the layer.
             normed: [tokens, hidden]: the residual stream after the layer's norm.
             activations: changed.
-            inputs: the tokens.
+            inputs: the tokens; None where neither attention nor layers with states are left.
             pool: KV pool and states.
         """
         for layer in self._layers[index:]:
             match layer.mixer:
                 case _Attention() as attention:
+                    assert inputs is not None, "attention reads positions"
                     attention.store(normed, activations, inputs, pool)
                     return normed
                 case _DeltaNetLayer() as mixer:
+                    assert inputs is not None, "states belong to rows"
                     mixed = mixer.delta_net(normed, inputs.sequences, pool.states[mixer.index])
                     normed = self._after_mixer(index, mixed, activations)
                 case None:

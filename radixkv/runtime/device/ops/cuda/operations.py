@@ -16,10 +16,10 @@ from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Norm, Rows, as_tensor
 from radixkv.runtime.device.ops.cuda.delta_net.layer import DeltaNet
-from radixkv.runtime.device.ops.cuda.expert_routing import route
+from radixkv.runtime.device.ops.cuda.expert_routing import SigmoidScores, route
 from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
 from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows, quantize_rows, row_scales
-from radixkv.runtime.device.ops.cuda.grouped_linear import GatedActivation, grouped_linear, grouped_tile
+from radixkv.runtime.device.ops.cuda.grouped_linear import ExpertActivation, grouped_linear, grouped_tile
 from radixkv.runtime.device.ops.cuda.layers import (
     CudaLinear,
     Fp8Linear,
@@ -29,6 +29,7 @@ from radixkv.runtime.device.ops.cuda.layers import (
     Mlp,
     RMSNorm,
 )
+from radixkv.runtime.device.ops.cuda.mamba2.layer import Mamba2
 from radixkv.runtime.device.ops.cuda.output_gate import multiply_by_sigmoid
 from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_memory
 from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
@@ -98,7 +99,10 @@ class CudaOperations:
 
     def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> base.DeltaNet:
         """See ``Operations.delta_net``."""
-        return DeltaNet(weights, self.linear(weights.inputs), config, self._config.norm_eps)
+        inputs, eps = self.linear(weights.inputs), self._config.norm_eps
+        if config.mamba2 is not None:
+            return Mamba2(weights, inputs, config, config.mamba2, eps)
+        return DeltaNet(weights, inputs, config, eps)
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         """See ``Operations.gated``."""
@@ -108,15 +112,20 @@ class CudaOperations:
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Experts:
         """See ``Operations.experts``."""
         activation = self._config.activation
-        if activation not in ("silu", "clamped_silu"):
+        if activation not in ("silu", "clamped_silu", "relu2"):
             raise ConfigError(
                 f"this {self._config.architecture} has experts with the activation {activation}, which has no "
                 "kernel on CUDA; use --device cpu"
             )
         shared = None
         if weights.shared is not None:
-            assert weights.shared.weight is not None, "refused by machine.check_model"
-            shared = SharedExpert(self.mlp(weights.shared.mlp), self.linear(weights.shared.weight))
+            weight = weights.shared.weight
+            shared = SharedExpert(self.mlp(weights.shared.mlp), None if weight is None else self.linear(weight))
+        sigmoid = None
+        if config.sigmoid is not None:
+            assert config.sigmoid.n_groups == 1, "refused by machine.check_model"
+            assert weights.correction is not None, "a router by sigmoid has a correction"
+            sigmoid = SigmoidScores(weights.correction, config.sigmoid.scale)
         assert self._has_fp8 or not isinstance(weights.down.weight, Fp8Matrix), "check_fp8_experts refuses this"
         return Experts(
             self.linear(weights.router),
@@ -126,6 +135,7 @@ class CudaOperations:
             n_active=config.n_active,
             normalizes=config.normalizes,
             shared=shared,
+            sigmoid=sigmoid,
         )
 
     def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> base.ExpertsBeside:
@@ -159,10 +169,14 @@ class SharedExpert:
     """An expert that computes every token, and what its output is multiplied by."""
 
     mlp: base.Mlp
-    weight: base.Linear
+    weight: base.Linear | None
+    """None: by nothing."""
 
     def add(self, x: Tensor, sums: Tensor) -> None:
         """Adds the output for ``x`` to ``sums``; both are [tokens, hidden]."""
+        if self.weight is None:
+            sums.add_(self.mlp(x))
+            return
         multiply_by_sigmoid(self.mlp(x), self.weight(x), sums, adds=True)
 
 
@@ -175,12 +189,15 @@ class Experts(base.Mlp):
     """
 
     router: base.Linear
+    """In float32 where it chooses by sigmoids."""
     gate_up: LinearWeights
     down: LinearWeights
-    activation: GatedActivation
+    activation: ExpertActivation
     n_active: int
     normalizes: bool
     shared: SharedExpert | None = None
+    sigmoid: SigmoidScores | None = None
+    """How the router chooses by sigmoids; None: it chooses by a softmax."""
     chunk_tokens: int = CHUNK_TOKENS
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
@@ -221,7 +238,14 @@ class Experts(base.Mlp):
             has_room=has_much_shared_memory(x),
             has_blocks=isinstance(down, Fp8Matrix) and down.has_blocks,
         )
-        routing = route(self.router(x), self.n_active, tile.rows, normalizes=self.normalizes)
+        routing = route(
+            self.router(x if self.sigmoid is None else x.float()),
+            self.n_active,
+            tile.rows,
+            normalizes=self.normalizes,
+            dtype=x.dtype,
+            sigmoid=self.sigmoid,
+        )
         gated, products = x.new_empty(n_pairs, n_inner), x.new_empty(n_pairs, hidden)
         grouped_linear(_rounded_for(gate_up, x), self.gate_up, routing, tile, gated, self.activation)
         grouped_linear(_rounded_for(down, gated), self.down, routing, tile, products)
