@@ -31,7 +31,7 @@ from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack import Packer
 from radixkv.runtime.device.weights.weights import open_weights
-from radixkv.runtime.step.plan import Row, StateLoad, StateSave, StepPlan
+from radixkv.runtime.step.plan import Row, StateFork, StateLoad, StateSave, StepPlan
 from support.checkpoints import save_checkpoint
 from support.device_support import GREEDY, HYBRIDS, load_oracle, random_ids, tokens_of
 from support.reference_attention import ReferenceAttention
@@ -177,3 +177,15 @@ def test_states_go_on_through_prompts_answers_and_the_tree(tmp_path: Path, name:
         state_saves=(StateSave(5, 128, 0),),
     )
     world.run((4, 1, 64, 80), (3, 1, 128, 129), state_loads=(StateLoad(2, 4), StateLoad(0, 3)))
+    # Forks: each has its parent's state, and both go on. A slot that is forked to may be forked from, or loaded.
+    world.run(
+        (2, 0, 104, 105),
+        (3, 0, 104, 105),
+        (5, 1, 80, 90),
+        (4, 1, 80, 96),
+        (0, 1, 128, 130),
+        n_decode=2,
+        state_forks=(StateFork(4, 3), StateFork(3, 5), StateFork(2, 3), StateFork(2, 0)),
+        state_loads=(StateLoad(0, 0),),
+    )
+    world.run((5, 1, 90, 91), (3, 0, 105, 106), n_decode=2)

@@ -24,7 +24,7 @@ from gpu_support import (
     sequence_of,
 )
 
-from radixkv import LLM
+from radixkv import LLM, BeamSearchParams
 from radixkv.llm.outputs import RequestOutput
 
 DELTA_NETS: Mapping[str, Any] = {
@@ -327,6 +327,25 @@ def test_states_come_back_from_host_memory_and_after_a_restart_from_disk(
         assert (metrics.host.copies_failed_total, metrics.disk.pages_lost_total) == (0, 0)
         assert metrics.host.pages_loaded_total > 0
         assert metrics.disk.pages_fetched_total > 0 or not is_restarted
+
+
+@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=two_gpus)])
+def test_beams_are_those_of_the_scores(n_ranks: int, folder: Path) -> None:
+    """Beams go on from each other's states, beside requests that come and go; scored as prompts, all have their
+    log-probabilities. With few pages beams are preempted, and computed again from a state of the tree."""
+    prompts, n_new = [random_ids(n, seed=n) for n in (300, 17)], 30
+    params = BeamSearchParams(beam_width=4, max_tokens=n_new, ignore_eos=True)
+    for settings in ({}, {"max_total_tokens": 512, "max_model_len": 400, "num_reserved_decode_tokens": 0}):
+        with on_gpu(folder, tensor_parallel_size=n_ranks, **settings) as llm:
+            for output in llm.beam_search(prompts, params):
+                sequences = [list(beam.tokens) for beam in output.sequences]
+                assert len({tuple(one) for one in sequences}) == 4
+                scored = llm.generate(sequences, greedy(1, prompt_logprobs=0), use_tqdm=False)
+                for beam, one in zip(output.sequences, scored, strict=True):
+                    scores, first = engine_scores(one)[0], len(beam.tokens) - n_new
+                    total = sum(scores[at, beam.tokens[at]] for at in range(first, len(beam.tokens)))
+                    print(f"{settings}: {beam.cum_logprob:.4f}, scored {total:.4f}")
+                    assert beam.cum_logprob == pytest.approx(total, abs=3 * NEAR_TIE)
 
 
 def wait_for_host_memory(llm: LLM) -> None:

@@ -198,7 +198,7 @@ class ModelRunner:
         if self.states is None:
             return self._enqueue(step)
         saves = SortedSaves.of(step.plan)
-        self.states.load(step.plan.state_loads)
+        self.states.load(step.plan)
         self.states.save(saves.before)
         outputs = self._enqueue(step)
         self.states.save(saves.after)

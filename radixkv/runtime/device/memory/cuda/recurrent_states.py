@@ -13,7 +13,7 @@ from radixkv.runtime.device.memory.state_positions import StatePositions
 from radixkv.runtime.device.memory.state_size import state_bytes
 from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.ops.base import LayerStates
-from radixkv.runtime.step.plan import StateLoad, StateSave, StepPlan
+from radixkv.runtime.step.plan import StateSave, StepPlan
 
 
 class SortedSaves(NamedTuple):
@@ -97,9 +97,11 @@ class CudaStates:
         """Enqueues a first copy, of empty states: the driver loads its kernels when the device is idle."""
         self._copy(0, -1)
 
-    def load(self, loads: Iterable[StateLoad]) -> None:
+    def load(self, plan: StepPlan) -> None:
         """Enqueues copies of states that batch slots go on from. O(bytes) on the device."""
-        for slot, batch_slot in loads:
+        for source, batch_slot in plan.state_forks:
+            self._copy(source, batch_slot)
+        for slot, batch_slot in plan.state_loads:
             self._copy(self.n_batch_slots + slot, batch_slot)
 
     def save(self, saves: Iterable[StateSave]) -> None:
