@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from math import inf
 
 import torch
-from delta_net_world import N_BATCH_SLOTS, N_TREE_SLOTS, PADDING, FixedLinear, Span, rounded, sequences_of
-from kernel_support import DEVICE, normal
+from delta_net_world import N_BATCH_SLOTS, N_TREE_SLOTS, PADDING, Span, rounded, sequences_of
+from kernel_support import DEVICE, normal, poisoned
 from torch import Tensor
 
 from radixkv.runtime.device.model_config.config import DeltaNetConfig, Mamba2Config
 from radixkv.runtime.device.ops.base import LayerStates
+from radixkv.runtime.device.ops.cuda.layers import Linear
 from radixkv.runtime.device.ops.cuda.mamba2.layer import Mamba2
 from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights, LinearWeights
 
@@ -66,8 +67,10 @@ class Mamba2World:
         self.sequences = sequences_of(spans)
 
     def run(self) -> Tensor:
-        layer = Mamba2(self.weights, FixedLinear(self.projected), self.config, self.rule, 1e-6)
-        return layer(self.projected, self.sequences, self.states)
+        layer = Mamba2(self.weights, Linear(self.projected, None), self.config, self.rule, 1e-6)
+        read = poisoned(len(self.projected), self.n_values, dtype=self.projected.dtype)
+        layer.scan(self.projected, self.sequences, self.states, read)
+        return layer.finish(self.projected, read)
 
     def expected(self) -> tuple[Tensor, LayerStates]:
         """Returns the output and all states in float64, of activations that are rounded where the kernels do it."""

@@ -23,6 +23,7 @@ from radixkv.runtime.device.collectives import OneRank
 from radixkv.runtime.device.cuda.model_runner import ModelRunner
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.graphs import decode as decode_graphs
+from radixkv.runtime.device.graphs import piecewise as piecewise_graphs
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
@@ -39,6 +40,8 @@ from support.reference_attention import ReferenceAttention
 pytestmark = [*on_kernels, pytest.mark.skipif(DEVICE == "cuda", reason="its graphs and streams are not real ones")]
 
 PAGE_SIZE, MAX_ROWS, N_TREE_SLOTS, N_PAGES, N_TOKENS = 16, 6, 3, 64, 140
+PIECE_SIZES = [32, 80]
+"""Numbers of tokens that prompts have graphs for; of the steps here two are longer."""
 
 
 class PlannedDecode(NamedTuple):
@@ -100,6 +103,7 @@ class World:
             self.runner = ModelRunner(decoder, attention, StagingLayout(), settings, stream, OneRank(), self.states)
             self.runner.open_pool(PageShape.of(config, PAGE_SIZE, torch.float32), N_PAGES)
             self.runner.capture(self.runner.decode_sizes)
+            self.runner.capture_piecewise(PIECE_SIZES)
         self.packer = Packer(settings, N_PAGES, 512, count_split=self.runner.count_split)
         self.ids = [random_ids(N_TOKENS, seed) for seed in (1, 2)]
         self.expected = load_oracle(checkpoint)(torch.tensor(self.ids)).logits
@@ -136,7 +140,8 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Staging, "stage", lambda self: StagingBuffer(torch.empty(self._size, dtype=torch.int32)))
     monkeypatch.setattr(CudaPool, "copy", lambda self, pairs: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(decode_graphs, "capture_graph", lambda body, stream, memory: SimpleNamespace(replay=body))
+    for graphs in (decode_graphs, piecewise_graphs):
+        monkeypatch.setattr(graphs, "capture_graph", lambda body, stream, memory: SimpleNamespace(replay=body))
 
 
 @pytest.mark.usefixtures("without_a_gpu")
@@ -149,7 +154,8 @@ def test_states_go_on_through_prompts_answers_and_the_tree(tmp_path: Path, name:
     world = World(resolve(str(tmp_path)))
     buckets = {bucket for bucket, _ in world.runner._graphs._graphs}
     assert buckets == {1, 2, 4, 6}
-    assert not world.runner.piecewise_sizes
+    assert max(world.runner.piecewise_sizes) == 512
+    assert [world.runner._piecewise.bucket(n) for n in (14, 67, 164)] == [32, 80, None]
 
     # Prompts: one saves within its row, one at its end; the last row does not end at a block.
     world.run((0, 0, 0, 100), (1, 1, 0, 64), state_saves=(StateSave(0, 64, 0), StateSave(1, 64, 1)))

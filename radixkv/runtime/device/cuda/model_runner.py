@@ -82,9 +82,7 @@ class ModelRunner:
         max_rows, has_graphs = settings.max_num_seqs, not settings.enforce_eager
         self.decode_sizes = decode_buckets(max_rows) if has_graphs else []
         """Numbers of rows to capture decode graphs for."""
-        # The kernels of gated delta nets are launched for each row, so a graph fits no other rows.
-        has_pieces = has_graphs and states is None
-        self.piecewise_sizes = token_buckets(settings.max_num_batched_tokens) if has_pieces else []
+        self.piecewise_sizes = token_buckets(settings.max_num_batched_tokens) if has_graphs else []
         """Numbers of tokens to capture piecewise graphs for."""
         self._row_fields = RowFields(max_rows, layout)
         self._stream = stream
@@ -277,13 +275,12 @@ class ModelRunner:
         """Enqueues the token inputs. Returns a callable that runs the layers, by piecewise graphs if one fits."""
         ids, max_n_tokens = to_device(step.ids, self._device), int(step.rows.n_tokens.max())
         bucket = self._piecewise.bucket(len(ids))
+        sequences = () if self.states is None else self._sequences(step, self.states)
         if bucket is None:
-            inputs = self._batch.prepare(step.n_rows, ids, max_n_tokens)
-            if self.states is not None:
-                inputs = replace(inputs, sequences=self._sequences(step, self.states))
+            inputs = replace(self._batch.prepare(step.n_rows, ids, max_n_tokens), sequences=sequences)
             return partial(self._decoder, inputs, self.pool)
         self._batch.prepare_static(step.n_rows, ids, max_n_tokens, bucket)
-        return partial(self._piecewise.run, bucket, len(ids), self.pool)
+        return partial(self._piecewise.run, bucket, len(ids), self.pool, sequences)
 
     def _sequences(self, step: PackedStep, states: CudaStates) -> DeviceSequences:
         """Returns the staged rows, for layers that have states."""

@@ -70,6 +70,17 @@ class DeltaNetConfig:
         """Values that the convolution mixes over tokens: queries, keys and values."""
         return 2 * self.n_key_heads * self.key_dim + self.n_value_heads * self.value_dim
 
+    @property
+    def n_values(self) -> int:
+        """Values of a token."""
+        return self.n_value_heads * self.value_dim
+
+    @property
+    def n_inputs(self) -> int:
+        """Values of a token that a layer's first projections give: the channels, the output's gate, and of each
+        head the decay, and for delta nets the strength of the update."""
+        return self.n_channels + self.n_values + (2 if self.mamba2 is None else 1) * self.n_value_heads
+
     def shard(self, n_ranks: int) -> DeltaNetConfig:
         """Returns what each of several ranks computes: some of the key heads, with their value heads and states."""
         n_key_heads, n_value_heads = self.n_key_heads // n_ranks, self.n_value_heads // n_ranks

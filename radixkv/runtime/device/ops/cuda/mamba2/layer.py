@@ -22,8 +22,7 @@ class Mamba2(base.DeltaNet):
     """A layer of Mamba2 (Dao and Gu, arXiv 2405.21060), up to the projection of its output.
 
     Rows of one token change their states in place. Prompts are computed in blocks of 64 positions with products on
-    tensor cores. What the state gives for a token is rounded before the gate. Memory: for each token of a step,
-    some three times the size of the layer's inputs.
+    tensor cores. Memory: for each token of a step, some two times the size of the layer's inputs.
     """
 
     weights: DeltaNetWeights
@@ -35,16 +34,18 @@ class Mamba2(base.DeltaNet):
     eps: float
     """Of the norm of its output."""
 
-    def __call__(self, normed: Rows, sequences: Sequences, states: LayerStates) -> Tensor:
+    def project(self, normed: Rows, out: Tensor) -> None:
+        """See ``ops.base.DeltaNet``."""
+        self.inputs(normed, out)
+
+    def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
         """See ``ops.base.DeltaNet``."""
         assert isinstance(sequences, DeviceSequences), "on CUDA rows are tensors"
         config, mamba2, weights = self.config, self.mamba2, self.weights
         assert weights.skip is not None, "layers of Mamba2 have it"
-        projected = self.inputs(normed)
-        n_tokens, n_values = len(projected), config.n_value_heads * config.value_dim
-        convolved = projected.new_empty(n_tokens, config.n_channels)
+        convolved = projected.new_empty(len(projected), config.n_channels)
         convolve(
-            projected[:, n_values:],
+            projected[:, config.n_values :],
             states.inputs,
             weights.convolution,
             sequences,
@@ -52,13 +53,17 @@ class Mamba2(base.DeltaNet):
             convolved,
             weights.convolution_bias,
         )
-        out = projected.new_empty(n_tokens, config.n_value_heads, config.value_dim)
+        out = out.unflatten(1, (config.n_value_heads, config.value_dim))
         gates, memory = (weights.log_decay, weights.decay_bias), states.memory
         if len(sequences.batch_slots):
             step_tokens(convolved, projected, *gates, weights.skip, memory, sequences, config, mamba2, out)
         if (prompts := sequences.prompts) is not None:
             parts = block_parts(convolved, projected, *gates, prompts, config, mamba2)
             scan_blocks(convolved, parts, weights.skip, memory, prompts, config, sequences.n_batch_slots, out)
-        result = out.flatten(1)
-        gated_group_norm(result, projected[:, :n_values], weights.norm, self.eps, config.n_key_heads, result)
-        return result
+
+    def finish(self, projected: Tensor, read: Tensor) -> Tensor:
+        """See ``ops.base.DeltaNet``."""
+        config = self.config
+        gate = projected[:, : config.n_values]
+        gated_group_norm(read, gate, self.weights.norm, self.eps, config.n_key_heads, read)
+        return read
