@@ -15,9 +15,10 @@ from radixkv.runtime.device.cuda.model_size import ModelSize
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.copy_threads import count_slots
 from radixkv.runtime.device.memory.cuda.pool_size import RESERVE_BYTES, MemoryUse, plan_pages
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.slab_shape import are_mixed, slab_shape
 from radixkv.runtime.device.memory.state_size import count_states
+from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.step.window_pool import max_window_pages
 from radixkv.tree.node import TOKEN_BYTES
 
@@ -224,16 +225,18 @@ def plan_pool(
         n_tokens=n_pages * page_size,
         n_host_slots=None if host_bytes is None else count_slots(host_bytes, size.n_page_parts * page.n_bytes),
         schemes=_schemes(n_pages, page_size, request, max_model_len, n_rows),
-        windows=_windows(page, size.config.windows_within(max_model_len), n_pages, request, max_model_len),
+        windows=_windows(page, size.config, n_pages, request, max_model_len),
     )
 
 
 def _windows(
-    page: PageShape, windows: tuple[int | None, ...], n_pages: int, request: RequestShape, max_model_len: int
+    page: PageLayout, config: DecoderConfig, n_pages: int, request: RequestShape, max_model_len: int
 ) -> WindowPlan | None:
-    if not are_mixed(windows):
+    windows = config.windows_within(max_model_len)
+    if not are_mixed(windows) or not config.has_equal_heads:
         return None
-    shape = slab_shape(page, windows, n_pages, max_row_tokens=_MAX_ROW_TOKENS, max_model_len=max_model_len)
+    (part,) = page.parts
+    shape = slab_shape(part, windows, n_pages, max_row_tokens=_MAX_ROW_TOKENS, max_model_len=max_model_len)
     if shape is None:
         return None
     n_row = -(-request.stored // page.page_size)
@@ -319,11 +322,11 @@ def check_fits(
     raise ConfigError(f"{missing / GIB:.1f} GiB are missing{on_each}: {_needs(size, gpu, page, states)}; {advice}")
 
 
-def _missing_bytes(size: ModelSize, gpu: Gpu, page: PageShape, states: StatePlan) -> int:
+def _missing_bytes(size: ModelSize, gpu: Gpu, page: PageLayout, states: StatePlan) -> int:
     return max(_served_bytes(size, gpu, page, states) - gpu.usable_bytes, _loaded_bytes(size) - gpu.n_bytes)
 
 
-def _served_bytes(size: ModelSize, gpu: Gpu, page: PageShape, states: StatePlan) -> int:
+def _served_bytes(size: ModelSize, gpu: Gpu, page: PageLayout, states: StatePlan) -> int:
     """Returns the bytes of weights, states, workspace, and one page beside the one that pads."""
     return size.weight_bytes + states.n_bytes + gpu.workspace_bytes + 2 * page.n_bytes
 
@@ -333,7 +336,7 @@ def _loaded_bytes(size: ModelSize) -> int:
     return size.weight_bytes + size.loading_bytes
 
 
-def _needs(size: ModelSize, gpu: Gpu, page: PageShape, states: StatePlan) -> str:
+def _needs(size: ModelSize, gpu: Gpu, page: PageLayout, states: StatePlan) -> str:
     weights = f"the weights take {size.weight_bytes / GIB:.1f} GiB"
     if _served_bytes(size, gpu, page, states) - gpu.usable_bytes < _loaded_bytes(size) - gpu.n_bytes:
         return f"{weights} and converting them {size.loading_bytes / GIB:.1f}, and the GPU has {_size(gpu.n_bytes)}"
@@ -349,7 +352,7 @@ def _size(n_bytes: int) -> str:
     return f"{n_bytes / _GB:g} GB ({n_bytes / GIB:.1f} GiB)"
 
 
-def _sufficient_gb(size: ModelSize, gpu: Gpu, page: PageShape, request: RequestShape, states: StatePlan) -> int:
+def _sufficient_gb(size: ModelSize, gpu: Gpu, page: PageLayout, request: RequestShape, states: StatePlan) -> int:
     """Returns whole gigabytes of GPU memory that hold the model and one request."""
     n_pages = -(-request.stored // page.page_size) + 1
     used = size.weight_bytes + states.n_bytes + gpu.workspace_bytes + n_pages * page.n_bytes

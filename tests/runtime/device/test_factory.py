@@ -106,8 +106,11 @@ def test_auto_chooses_a_gpu_that_can_run_the_model(
     assert "gated delta nets with heads of sizes 128 and 96" in caplog.text
     caplog.clear()
     gemma = replace(supported, config={**supported.config, "architectures": ["Gemma4ForCausalLM"]})
-    assert choose_device("auto", gemma, with_capability(12, 1)) == "cpu"
-    assert "the layers of Gemma4ForCausalLM are not supported on CUDA" in caplog.text
+    assert choose_device("auto", gemma, with_capability(12, 1)) == "cuda"
+    assert caplog.messages == []
+    odd = replace(gemma, config={**gemma.config, "global_head_dim": 384})
+    assert choose_device("auto", odd, with_capability(12, 1)) == "cpu"
+    assert "heads of size 384 " in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ class PiecewiseGraphs:
         first, *others = self._graphs[bucket]
         first.replay()
         for index, piece in enumerate(others):
-            attention.run(index, activations.q, *pool.layers[index], activations.attention_out)
+            heads = activations.with_heads(self._decoder.head_sizes[index])
+            attention.run(index, heads.q, *pool.layers[index], heads.attention_out)
             piece.replay()
         return self._decoder.run_from_last_attention(activations, pool, attention, output_tokens)

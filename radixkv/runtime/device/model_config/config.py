@@ -256,7 +256,7 @@ class DecoderConfig:
 
     def n_page_parts(self, n_ranks: int) -> int:
         """Returns how many different parts of a page so many ranks have; more ranks have the same ones."""
-        return min(n_ranks, self.n_kv_heads)
+        return 1 if n_ranks == 1 else min(n_ranks, self.n_kv_heads)
 
     @property
     def names(self) -> WeightNames:
@@ -267,6 +267,12 @@ class DecoderConfig:
     def has_equal_heads(self) -> bool:
         """Whether all layers have the same heads, with K and V of their own."""
         return len(set(self.heads)) == 1 and self.heads[0].source is None and self.heads[0].has_values
+
+    @property
+    def head_shapes(self) -> tuple[tuple[int, int], ...]:
+        """KV heads and head size of the layers with attention, each shape once, in the order of the layers."""
+        heads = (self.heads[layer] for layer in self.attention_layers)
+        return tuple(dict.fromkeys((one.n_kv_heads, one.head_dim) for one in heads))
 
     @property
     def n_kv_heads(self) -> int:

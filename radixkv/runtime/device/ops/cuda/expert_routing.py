@@ -44,7 +44,9 @@ def most_tiles(n_pairs: int, n_experts: int, tile_rows: int) -> int:
     return (n_pairs + min(n_pairs, n_experts) * (tile_rows - 1)) // tile_rows
 
 
-def route(logits: Tensor, n_active: int, tile_rows: int, *, normalizes: bool) -> Routing:
+def route(
+    logits: Tensor, n_active: int, tile_rows: int, *, normalizes: bool, scales: Tensor | None = None
+) -> Routing:
     """Chooses the experts of each token by their logits, and orders the pairs by expert.
 
     The weights are the softmax over all experts in float32, rounded once to the dtype of ``logits``. Of equal
@@ -58,6 +60,7 @@ def route(logits: Tensor, n_active: int, tile_rows: int, *, normalizes: bool) ->
         n_active: experts of each token.
         tile_rows: most pairs of a tile.
         normalizes: whether a token's weights are divided by their sum.
+        scales: [experts], by which weights are multiplied after that.
     """
     n_tokens, n_experts = logits.shape
     block_experts = power_of_two(max(n_experts, 16))
@@ -79,10 +82,12 @@ def route(logits: Tensor, n_active: int, tile_rows: int, *, normalizes: bool) ->
         counts,
         order,
         tiles,
+        logits if scales is None else scales,
         n_tokens,
         n_experts,
         n_tiles,
         NORMALIZES=normalizes,
+        HAS_SCALES=scales is not None,
         IS_ALONE=is_alone,
         **sizes,
         **options,
@@ -113,11 +118,13 @@ def _choose_experts(
     counts: tl.tensor,
     order: tl.tensor,
     tiles: tl.tensor,
+    scales: tl.tensor,
     n_tokens: tl.tensor,
     n_experts: tl.tensor,
     n_tiles: tl.tensor,
     N_ACTIVE: tl.constexpr,
     NORMALIZES: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -148,6 +155,8 @@ def _choose_experts(
     value = value / total[:, None]
     if NORMALIZES:
         value = value / tl.sum(tl.where(is_chosen, value, 0.0), 1)[:, None]
+    if HAS_SCALES:
+        value *= tl.load(scales + expert, expert < n_experts, 0.0).to(tl.float32)[None, :]
     pair = token[:, None] * N_ACTIVE + tl.cumsum(is_chosen.to(tl.int32), 1) - 1
     tl.store(expert_weights + pair, value.to(expert_weights.dtype.element_ty), is_chosen)
     count = tl.sum(is_chosen.to(tl.int32), 0)
