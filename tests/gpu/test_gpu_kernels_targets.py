@@ -29,6 +29,7 @@ from radixkv.runtime.device.ops.cuda import (
     int4_linear,
     int4_product,
     linear,
+    logit_cap,
     norm,
     partial_rotary,
     rotary,
@@ -154,7 +155,7 @@ def check_grouped(
         "HAS_BIAS": True,
         "IS_GATED": is_gated,
         "CLAMPS": is_gated,
-        "IS_GELU": False,
+        "IS_GELU": False,  # takes no shared memory
     }
     taken = shared_bytes(
         grouped._multiply_grouped,
@@ -404,6 +405,12 @@ def test_storing_k_and_v_of_8_bits_compiles(target: int) -> None:
         assert taken <= SHARED_BYTES[target]
     kernel, constants = partial_rotary.rotate_part_and_store, constants | {"ROTARY_DIM": 32, "ADDS_ONE": True}
     assert shared_bytes(kernel, target, kinds, constants, aligned=aligned, num_warps=4) <= SHARED_BYTES[target]
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+def test_limits_of_logits_fit(target: int) -> None:
+    kinds, constants = {"logits": "*bf16", "cap": "fp32"}, {"SIZE": 262_144, "BLOCK": logit_cap._BLOCK}
+    assert shared_bytes(logit_cap._cap, target, kinds, constants, aligned={"logits"}, num_warps=8) == 0
 
 
 @pytest.mark.parametrize("group", [BLOCK, 4096])
