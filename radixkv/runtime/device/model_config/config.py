@@ -287,12 +287,6 @@ class DecoderConfig:
         return head_dim
 
     @property
-    def rotary_dim(self) -> int:
-        """Leading dimensions of each head that are rotated, where all layers have the same."""
-        (rotary_dim,) = {heads.rotary_dim for heads in self.heads}
-        return rotary_dim
-
-    @property
     def stored_layers(self) -> tuple[int, ...]:
         """Indices of the layers that have K and V of their own."""
         return tuple(layer for layer in self.attention_layers if self.heads[layer].source is None)
