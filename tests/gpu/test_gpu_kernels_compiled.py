@@ -17,6 +17,7 @@ from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.ops.cuda.fp8_rows import row_scales
 from radixkv.runtime.device.ops.cuda.layers import Fp8Linear, Linear, RMSNorm
 from radixkv.runtime.device.ops.cuda.linear import add_linear_and_norm, gated_linear
+from radixkv.runtime.device.ops.cuda.logit_cap import cap_logits
 from radixkv.runtime.device.ops.cuda.norm import rms_norm
 from radixkv.runtime.device.ops.cuda.operations import Experts
 from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
@@ -194,6 +195,9 @@ class Step:
         add_linear_and_norm(inner, self.down, residual.clone(), self.norm, normed.clone())
         q = poisoned(total, HEADS, HEAD_DIM, dtype=x.dtype)
         RotateAndStore(self.angles, None, None, 1e-5)(self.qkv[:total], inputs, *self.caches, q)
+        queries = self.qkv[:total, : HEADS * HEAD_DIM]  # of a layer that reads the K and V of another
+        RotateAndStore(self.angles, None, None, 1e-5)(queries, inputs, *self.caches, q)
+        cap_logits(self.logits[shift % 3 :][:n_rows], 30.0)
         argmax(
             self.logits[shift % 3 :][:n_rows],
             self.argmax_tokens[shift % 4 :][:n_rows],

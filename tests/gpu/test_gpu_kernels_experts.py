@@ -228,13 +228,15 @@ def with_biases(mixture: Experts) -> Experts:
     return replace(mixture, router=router, gate_up=biased(mixture.gate_up), down=biased(mixture.down))
 
 
-def oracle(mixture: Experts, x: Tensor) -> Tensor:
-    """Computes the mixture in float64, with the routing that the product of the router gives."""
-    logits = mixture.router(x)
+def oracle(mixture: Experts, x: Tensor, routed: Tensor | None = None) -> Tensor:
+    """Computes the mixture in float64, with the routing that the router's product gives for other rows or x."""
+    logits = mixture.router(x if routed is None else routed)
     chosen = chosen_experts(logits, mixture.n_active)
     expert_weights = logits.double().softmax(-1).gather(1, chosen)
     if mixture.normalizes:
         expert_weights /= expert_weights.sum(-1, keepdim=True)
+    if mixture.scales is not None:
+        expert_weights *= mixture.scales.double()[chosen]
     total = torch.zeros_like(x, dtype=torch.float64)
     for token, rank in torch.cartesian_prod(torch.arange(len(x)), torch.arange(mixture.n_active)).tolist():
         expert = int(chosen[token, rank])
@@ -247,6 +249,8 @@ def oracle(mixture: Experts, x: Tensor) -> Tensor:
         if mixture.activation == "clamped_silu":
             gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
             activated = gate * torch.sigmoid(1.702 * gate) * (up + 1.0)
+        elif mixture.activation == "gelu_tanh":
+            activated = torch.nn.functional.gelu(gate, approximate="tanh") * up
         else:
             activated = torch.nn.functional.silu(gate) * up
         out = product(mixture.down, activated.to(x.dtype).double())
@@ -282,6 +286,7 @@ def test_the_sizes_above_have_all_tiles() -> None:
     [
         {"normalizes": False},
         {"activation": "clamped_silu"},
+        {"activation": "gelu_tanh"},
         {"n_active": 1},
         {"n_active": 8},
         {"n_experts": 1, "n_active": 1},
@@ -296,6 +301,22 @@ def test_kinds_of_experts(has_biases: bool, changes: dict[str, Any]) -> None:
     mixture = make_experts(**changes)
     x = normal(21, mixture.down.weight.shape[1], dtype=HALF)
     check_experts(with_biases(mixture) if has_biases else mixture, x)
+
+
+@pytest.mark.parametrize("n_tokens", [5, 300])
+@pytest.mark.parametrize("chunk_tokens", [8192, 128])
+def test_experts_beside_an_mlp(chunk_tokens: int, n_tokens: int) -> None:
+    """The router reads other rows than the experts, whose weights have scales."""
+    scales = normal(8, dtype=HALF).abs() + 0.1
+    mixture = make_experts(activation="gelu_tanh", scales=scales, chunk_tokens=chunk_tokens)
+    x, routed = normal(n_tokens, 72, dtype=HALF), normal(n_tokens, 72, dtype=HALF)
+    check_close(mixture.mixed(x, routed), oracle(mixture, x, routed), slack=4.0, n_roundings=2)
+
+
+def test_large_gates_of_gelu() -> None:
+    mixture = make_experts(activation="gelu_tanh")
+    x = normal(9, 72, dtype=HALF, scale=100.0)
+    check_experts(mixture, x)
 
 
 def test_gates_beyond_the_limit() -> None:

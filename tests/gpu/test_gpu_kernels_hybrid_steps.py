@@ -27,7 +27,7 @@ from radixkv.runtime.device.graphs import piecewise as piecewise_graphs
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack import Packer
@@ -101,7 +101,7 @@ class World:
             attention = GraphAttention(shape, (None,) * decoder.n_attentions, device=device)
             stream: Any = SimpleNamespace(device=device, synchronize=lambda: None)
             self.runner = ModelRunner(decoder, attention, StagingLayout(), settings, stream, OneRank(), self.states)
-            self.runner.open_pool(PageShape.of(config, PAGE_SIZE, torch.float32), N_PAGES)
+            self.runner.open_pool(PageLayout.of(config, PAGE_SIZE, torch.float32), N_PAGES)
             self.runner.capture(self.runner.decode_sizes)
             self.runner.capture_piecewise(PIECE_SIZES)
         self.packer = Packer(settings, N_PAGES, 512, count_split=self.runner.count_split)

@@ -29,6 +29,7 @@ from radixkv.runtime.device.ops.cuda import (
     int4_linear,
     int4_product,
     linear,
+    logit_cap,
     norm,
     partial_rotary,
     rotary,
@@ -159,6 +160,7 @@ def check_grouped(
         "IS_FIRST": half != "second",
         "IS_GATED": half == "gated",
         "CLAMPS": half == "gated",
+        "IS_GELU": False,  # takes no shared memory
     }
     taken = shared_bytes(
         grouped._multiply_grouped,
@@ -240,16 +242,18 @@ def test_products_of_4_bit_weights_fit(
 def test_routing_fits(n_experts: int, target: int) -> None:
     block_experts = 1 << max(n_experts - 1, 15).bit_length()
     block_tokens = routing._block_tokens(8192, block_experts)
-    names = ("logits", "expert_weights", "chosen", "counts", "order", "tiles", "n_tokens", "n_experts", "n_tiles")
-    kinds = dict.fromkeys(names[:2], "*bf16") | dict.fromkeys(names[2:6], "*i32") | dict.fromkeys(names[6:], "i32")
+    names = ("logits", "expert_weights", "scales", "chosen", "counts", "order", "tiles", "n_tokens", "n_experts")
+    names = (*names, "n_tiles")
+    kinds = dict.fromkeys(names[:3], "*bf16") | dict.fromkeys(names[3:7], "*i32") | dict.fromkeys(names[7:], "i32")
     kinds |= {"correction": "*fp32", "scale": "fp32"}
     sizes = {"N_ACTIVE": 8, "ROWS": 16, "TOKENS": block_tokens, "EXPERTS": block_experts, "TILES": routing._TILES}
     for kernel, constants in (
-        (routing._choose_experts, {"NORMALIZES": True, "IS_ALONE": True, "IS_SIGMOID": True}),
-        (routing._choose_experts, {"NORMALIZES": True, "IS_ALONE": False, "IS_SIGMOID": False}),
+        (routing._choose_experts, {"NORMALIZES": True, "HAS_SCALES": False, "IS_ALONE": True, "IS_SIGMOID": True}),
+        (routing._choose_experts, {"NORMALIZES": True, "HAS_SCALES": True, "IS_ALONE": True, "IS_SIGMOID": False}),
+        (routing._choose_experts, {"NORMALIZES": True, "HAS_SCALES": True, "IS_ALONE": False, "IS_SIGMOID": False}),
         (routing._order_pairs, {"BLOCKS": routing._BLOCKS}),
     ):
-        aligned = {*names[:6]} & {*kernel.function.arg_names}
+        aligned = {*names[:7]} & {*kernel.function.arg_names}
         taken = shared_bytes(kernel, target, kinds, sizes | constants, aligned=aligned, num_warps=8)
         assert taken <= SHARED_BYTES[target]
 
@@ -273,6 +277,7 @@ def tile_configs_of(head_dim: int, target: int, *, has_8_bits: bool) -> set[Tile
         (64, 64, True, True),
         (128, 64, False, True),
         (256, 32, False, True),
+        (512, 32, False, True),
     ],
 )
 def test_attention_of_decode_rows_fits(
@@ -312,12 +317,13 @@ def test_attention_of_decode_rows_fits(
 
 @pytest.mark.parametrize(("target", "kv"), [*product(SHARED_BYTES, ["*bf16"]), *product(FP8_TARGETS, ["*i16"])])
 @pytest.mark.parametrize(
-    ("head_dim", "group", "window", "has_sinks"), [(64, 8, 128, True), (128, 4, 0, False), (256, 32, 512, False)]
+    ("head_dim", "group", "window", "has_sinks"),
+    [(64, 8, 128, True), (128, 4, 0, False), (256, 32, 512, False), (512, 32, 0, False)],
 )
 def test_attention_of_prompts_fits(
     head_dim: int, group: int, window: int, has_sinks: bool, target: int, kv: str
 ) -> None:
-    tile = choose_prefill_tile(head_dim, SHARED_BYTES[target] + 1024)
+    tile = choose_prefill_tile(head_dim, SHARED_BYTES[target] + 1024, has_8_bits=kv == "*i16")
     kinds = dict.fromkeys(("q", "out"), "*bf16") | dict.fromkeys(("k_cache", "v_cache"), kv)
     kinds |= dict.fromkeys(("tables", "items"), "*i32") | {"sinks": "*fp32"}
     kinds |= dict.fromkeys(("scale", "value_scale"), "fp32") | dict.fromkeys(("q_stride", "page_stride"), "i32")
@@ -355,8 +361,8 @@ def test_merging_results_fits(is_few: bool, has_sinks: bool, target: int) -> Non
     constants = {
         "RESULTS": 8 if is_few else 2,
         "HEADS": 1 if is_few else 8,
-        "HEAD_DIM": 64,
-        "DIM": 64,
+        "HEAD_DIM": 512,
+        "DIM": 512,
         "GROUP": 8,
         "KV_STEP": 8,
         "MEMBER_STEP": 1,
@@ -369,7 +375,7 @@ def test_merging_results_fits(is_few: bool, has_sinks: bool, target: int) -> Non
         kinds,
         constants,
         aligned={*kinds} - {"value_scale"},
-        num_warps=1 if is_few else 4,
+        num_warps=2 if is_few else 4,
     )
     assert taken <= SHARED_BYTES[target]
 
@@ -400,10 +406,18 @@ def test_storing_k_and_v_of_8_bits_compiles(target: int) -> None:
         "LARGEST": FP8_MAX,
     }
     aligned = {*kinds} - {"eps", "k_scale", "v_scale"}
-    taken = shared_bytes(rotary._rotate_and_store, target, kinds, constants, aligned=aligned, num_warps=4)
-    assert taken <= SHARED_BYTES[target]
+    for sizes in ({}, {"HEAD_DIM": 512, "VALUES": False, "NORMS_VALUES": True}, {"N_KV_HEADS": 0, "KV_HEADS": 1}):
+        whole = {"VALUES": True, "NORMS_VALUES": False} | constants | sizes
+        taken = shared_bytes(rotary._rotate_and_store, target, kinds, whole, aligned=aligned, num_warps=16)
+        assert taken <= SHARED_BYTES[target]
     kernel, constants = partial_rotary.rotate_part_and_store, constants | {"ROTARY_DIM": 32, "ADDS_ONE": True}
     assert shared_bytes(kernel, target, kinds, constants, aligned=aligned, num_warps=4) <= SHARED_BYTES[target]
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+def test_limits_of_logits_fit(target: int) -> None:
+    kinds, constants = {"logits": "*bf16", "cap": "fp32"}, {"SIZE": 262_144, "BLOCK": logit_cap._BLOCK}
+    assert shared_bytes(logit_cap._cap, target, kinds, constants, aligned={"logits"}, num_warps=8) == 0
 
 
 @pytest.mark.parametrize("group", [BLOCK, 4096])

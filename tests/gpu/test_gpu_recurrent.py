@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from gpu_support import (
-    SHAPE,
-    Scores,
-    check_same_answers,
-    deviation,
-    engine_scores,
-    family,
-    greedy,
-    opened,
-    random_ids,
-    save,
-    sequence_of,
-)
+from cpu_oracle import bits, check_same_bits, check_scores, first_difference
+from gpu_support import SHAPE, check_same_answers, engine_scores, family, greedy, opened, random_ids, save
 
 from radixkv import LLM, BeamSearchParams
 from radixkv.llm.outputs import RequestOutput
@@ -77,7 +66,6 @@ STATE_BYTES = {
     "nemotron-h": 3 * (8 * 128 * 80 * 4 + 3 * (8 * 80 + 2 * 2 * 128) * 2),
 }
 """The states of a sequence in bfloat16, of the models whose answers are compared."""
-N_TOP = 8
 NOISE = 2.5
 """Allowed distance from float32, as a multiple of that of the CPU's own bfloat16."""
 NEAR_TIE = 0.3
@@ -161,49 +149,7 @@ def compare_scores(model: str, settings: dict[str, Any], noise: float, tmp_path:
     prompts = [random_ids(n, seed=n) for n in (500, 1, 333, 64, 17)]
     with on_gpu(folder, max_num_batched_tokens=200, **settings) as llm:
         outputs = llm.generate(prompts, greedy(24, logprobs=20, prompt_logprobs=20), use_tqdm=False)
-    sequences = [sequence_of(output) for output in outputs]
-    exact, rounded = (cpu_scores(folder, sequences, dtype) for dtype in ("float32", "bfloat16"))
-    for part, where in enumerate(("prompts", "answers")):
-        ours: list[float] = []
-        theirs: list[float] = []
-        n_wanted = 0
-        for output, expected, near in zip(outputs, exact, rounded, strict=True):
-            found = engine_scores(output)[part]
-            positions = {position for position, _ in found}
-            # Chosen by the exact scores: ours would favour tokens that our own noise has raised.
-            wanted = [key for key in top_of(expected) if key[0] in positions]
-            n_wanted += len(wanted)
-            ours += [found[key] - expected[key] for key in wanted if key in found]
-            theirs += [near[key] - expected[key] for key in wanted if key in near]
-        print(
-            f"{model} {settings} {where}: off by {deviation(ours):.5f} (CPU in bfloat16 {deviation(theirs):.5f}), "
-            f"at most {max(map(abs, ours)):.4f} ({max(map(abs, theirs)):.4f}); {len(ours)} of {n_wanted} scores"
-        )
-        assert len(ours) > 0.9 * n_wanted, "the likeliest tokens are not among those reported"
-        assert deviation(ours) <= noise * deviation(theirs)
-        assert max(map(abs, ours)) <= 2.5 * noise * max(map(abs, theirs))
-
-
-def cpu_scores(folder: Path, sequences: Sequence[Sequence[int]], dtype: str) -> list[Scores]:
-    """Returns log-probabilities of the likeliest tokens at each position but the first."""
-    with opened(folder, device="cpu", dtype=dtype, enable_prefix_caching=False, max_num_seqs=4) as llm:
-        outputs = llm.generate([list(one) for one in sequences], greedy(1, prompt_logprobs=20), use_tqdm=False)
-    return [engine_scores(output)[0] for output in outputs]
-
-
-def top_of(scores: Scores) -> list[tuple[int, int]]:
-    """Returns position and token of the likeliest tokens of each position."""
-    by_position: dict[int, list[tuple[float, int]]] = {}
-    for (position, token), score in scores.items():
-        by_position.setdefault(position, []).append((score, token))
-    return [(position, token) for position, found in by_position.items() for _, token in sorted(found)[-N_TOP:]]
-
-
-def bits(output: RequestOutput) -> list[dict[int, float]]:
-    """Returns all log-probabilities of an answer."""
-    (answer,) = output.outputs
-    assert answer.logprobs is not None
-    return [{token: one.logprob for token, one in position.items()} for position in answer.logprobs]
+    check_scores(f"{model} {settings}", outputs, folder, noise)
 
 
 def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_places(folder: Path) -> None:
@@ -221,14 +167,8 @@ def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_place
     print("cached tokens", [one.num_cached_tokens for one in first], [one.num_cached_tokens for one in again])
     assert sum(one.num_cached_tokens or 0 for one in first) >= 4 * 192
     assert all((one.num_cached_tokens or 0) >= 192 for one in again)
-    for turn, found in (("first", first), ("again", again)):
-        for index, (one, other) in enumerate(zip(found, cold, strict=True)):
-            difference = max(
-                abs(mine.get(token, -99.0) - score)
-                for mine, theirs in zip(bits(one), bits(other), strict=True)
-                for token, score in theirs.items()
-            )
-            assert bits(one) == bits(other), f"prompt {index}, {turn}: log-probabilities differ by {difference}"
+    for found in (first, again):
+        check_same_bits(found, cold)
 
 
 def test_answers_in_graphs_are_those_without(folder: Path) -> None:
@@ -244,13 +184,6 @@ def test_answers_in_graphs_are_those_without(folder: Path) -> None:
             print(f"{n} rows: equal for {shares} of 16 tokens")
             answers = [one.outputs[0].token_ids for one in found]
             check_same_answers(eager[:n], answers, tolerance=NEAR_TIE, min_share=0.4)
-
-
-def first_difference(one: RequestOutput, other: RequestOutput) -> int:
-    """Returns how many tokens two answers have in common."""
-    pairs = zip(one.outputs[0].token_ids, other.outputs[0].token_ids, strict=True)
-    differing = [index for index, (mine, theirs) in enumerate(pairs) if mine != theirs]
-    return differing[0] if differing else len(one.outputs[0].token_ids)
 
 
 def test_many_requests_with_few_states_and_few_pages(folder: Path, name: str) -> None:

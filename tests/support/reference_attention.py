@@ -12,15 +12,40 @@ from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape, DecodeRows
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
+from radixkv.runtime.device.attention.cuda.shaped import ShapedAttention
 from radixkv.runtime.device.attention.cuda.work_items import Ints
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer
+from radixkv.runtime.device.model_config.config import DecoderConfig
 
 _MAX_QUERIES = 64
 """Most queries per tile; a power of two."""
 _BLOCK_TOKENS = 256
 """Positions copied out of the pool at a time."""
 MAX_VALUES = 1 << 23
+
+
+def reference_attention(
+    config: DecoderConfig, page_size: int, device: torch.device, sinks: Sequence[Tensor | None]
+) -> ReferenceAttention | ShapedAttention:
+    """Returns attention of all layers of a model in float32."""
+    windows, dtype = config.windows_within(1 << 30), torch.float32
+    layers: dict[tuple[int, int], list[int]] = {shape: [] for shape in config.head_shapes}
+    for index, layer in enumerate(config.attention_layers):
+        layers[config.heads[layer].n_kv_heads, config.heads[layer].head_dim].append(index)
+    parts = [
+        ReferenceAttention(
+            AttentionShape(config.n_heads, *sizes, page_size, dtype, config.attention_scale, dtype),
+            [windows[index] for index in of_shape],
+            device=device,
+            sinks=[sinks[index] for index in of_shape],
+        )
+        for sizes, of_shape in layers.items()
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    places = {i: (part, n) for part, of_shape in enumerate(layers.values()) for n, i in enumerate(of_shape)}
+    return ShapedAttention(parts, [places[index] for index in range(len(places))])
 
 
 class ReferenceAttention:

@@ -15,10 +15,11 @@ from radixkv.runtime.device.cuda.model_size import ModelSize
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.copy_threads import count_slots
 from radixkv.runtime.device.memory.cuda.pool_size import RESERVE_BYTES, MemoryUse, plan_pages
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.slab_shape import are_mixed, slab_shape
 from radixkv.runtime.device.memory.state_size import count_states
 from radixkv.runtime.device.memory.state_slots import StateSlots
+from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.step.window_pool import max_window_pages
 from radixkv.tree.node import TOKEN_BYTES
 
@@ -225,16 +226,18 @@ def plan_pool(
         n_tokens=n_pages * page_size,
         n_host_slots=None if host_bytes is None else _count_host_slots(host_bytes, size, page, n_pages, states),
         schemes=_schemes(n_pages, page_size, request, max_model_len, n_rows),
-        windows=_windows(page, size.config.windows_within(max_model_len), n_pages, request, max_model_len),
+        windows=_windows(page, size.config, n_pages, request, max_model_len),
     )
 
 
 def _windows(
-    page: PageShape, windows: tuple[int | None, ...], n_pages: int, request: RequestShape, max_model_len: int
+    page: PageLayout, config: DecoderConfig, n_pages: int, request: RequestShape, max_model_len: int
 ) -> WindowPlan | None:
-    if not are_mixed(windows):
+    windows = config.windows_within(max_model_len)
+    if not are_mixed(windows) or not config.has_equal_heads:
         return None
-    shape = slab_shape(page, windows, n_pages, max_row_tokens=_MAX_ROW_TOKENS, max_model_len=max_model_len)
+    (part,) = page.parts
+    shape = slab_shape(part, windows, n_pages, max_row_tokens=_MAX_ROW_TOKENS, max_model_len=max_model_len)
     if shape is None:
         return None
     n_row = -(-request.stored // page.page_size)
@@ -326,7 +329,7 @@ def _fits(divided: ModelSize, gpu: Gpu, page_size: int, states: StatePlan) -> bo
     return _missing_bytes(divided, gpu, divided.page(page_size, "auto"), states) <= 0
 
 
-def _count_host_slots(host_bytes: int, size: ModelSize, page: PageShape, n_pages: int, states: StatePlan) -> int:
+def _count_host_slots(host_bytes: int, size: ModelSize, page: PageLayout, n_pages: int, states: StatePlan) -> int:
     """Returns how many pages a host tier has beside its states. Raises ``ConfigError`` if it has room for none."""
     page_bytes = size.n_page_parts * page.n_bytes
     if states.n_kept:
@@ -340,11 +343,11 @@ def _count_host_slots(host_bytes: int, size: ModelSize, page: PageShape, n_pages
     return count_slots(host_bytes, page_bytes)
 
 
-def _missing_bytes(size: ModelSize, gpu: Gpu, page: PageShape, states: StatePlan) -> int:
+def _missing_bytes(size: ModelSize, gpu: Gpu, page: PageLayout, states: StatePlan) -> int:
     return max(_served_bytes(size, gpu, page, states) - gpu.usable_bytes, _loaded_bytes(size) - gpu.n_bytes)
 
 
-def _served_bytes(size: ModelSize, gpu: Gpu, page: PageShape, states: StatePlan) -> int:
+def _served_bytes(size: ModelSize, gpu: Gpu, page: PageLayout, states: StatePlan) -> int:
     """Returns the bytes of weights, states, workspace, and one page beside the one that pads."""
     return size.weight_bytes + states.n_bytes + gpu.workspace_bytes + 2 * page.n_bytes
 
@@ -354,7 +357,7 @@ def _loaded_bytes(size: ModelSize) -> int:
     return size.weight_bytes + size.loading_bytes
 
 
-def _needs(size: ModelSize, gpu: Gpu, page: PageShape, states: StatePlan) -> str:
+def _needs(size: ModelSize, gpu: Gpu, page: PageLayout, states: StatePlan) -> str:
     weights = f"the weights take {size.weight_bytes / GIB:.1f} GiB"
     if _served_bytes(size, gpu, page, states) - gpu.usable_bytes < _loaded_bytes(size) - gpu.n_bytes:
         return f"{weights} and converting them {size.loading_bytes / GIB:.1f}, and the GPU has {_size(gpu.n_bytes)}"
@@ -370,7 +373,7 @@ def _size(n_bytes: int) -> str:
     return f"{n_bytes / _GB:g} GB ({n_bytes / GIB:.1f} GiB)"
 
 
-def _sufficient_gb(size: ModelSize, gpu: Gpu, page: PageShape, request: RequestShape, states: StatePlan) -> int:
+def _sufficient_gb(size: ModelSize, gpu: Gpu, page: PageLayout, request: RequestShape, states: StatePlan) -> int:
     """Returns whole gigabytes of GPU memory that hold the model and one request."""
     n_pages = -(-request.stored // page.page_size) + 1
     used = size.weight_bytes + states.n_bytes + gpu.workspace_bytes + n_pages * page.n_bytes

@@ -87,12 +87,10 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint, mac
         )
         return "cpu"
     model = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
-    if not model.has_equal_heads or model.layer_inputs is not None or model.has_layer_scales:
-        logger.warning("computing on the CPU: the layers of %s are not supported on CUDA", model.architecture)
-        return "cpu"
-    if model.head_dim not in HEAD_SIZES:
-        logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", model.head_dim)
-        return "cpu"
+    for _, head_dim in model.head_shapes:
+        if head_dim not in HEAD_SIZES:
+            logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", head_dim)
+            return "cpu"
     if (nets := model.delta_nets) is not None and (sizes := unsupported_state_sizes(nets)):
         logger.warning("computing on the CPU: %s of size %d are not supported on CUDA", nets.title, sizes[0])
         return "cpu"
@@ -146,7 +144,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
         assert machine is not None
         if settings.tensor_parallel_size > 1:
             check_gpus(machine, settings.tensor_parallel_size)
-        check_attention_backend(settings.attention_backend, machine)
+        check_attention_backend(settings.attention_backend, machine, model)
         check_for_cuda(checkpoint, check_machine(machine), settings)
     else:
         if settings.attention_backend != "auto":

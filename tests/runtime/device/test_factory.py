@@ -106,8 +106,11 @@ def test_auto_chooses_a_gpu_that_can_run_the_model(
     assert "gated delta nets of size 96 are not supported" in caplog.text
     caplog.clear()
     gemma = replace(supported, config={**supported.config, "architectures": ["Gemma4ForCausalLM"]})
-    assert choose_device("auto", gemma, with_capability(12, 1)) == "cpu"
-    assert "the layers of Gemma4ForCausalLM are not supported on CUDA" in caplog.text
+    assert choose_device("auto", gemma, with_capability(12, 1)) == "cuda"
+    assert caplog.messages == []
+    odd = replace(gemma, config={**gemma.config, "global_head_dim": 384})
+    assert choose_device("auto", odd, with_capability(12, 1)) == "cpu"
+    assert "heads of size 384 " in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -296,6 +299,22 @@ def test_flashinfer_that_is_not_installed_is_refused_before_the_gpu_is_opened(su
     resolve_config(flashinfer, supported, H100)
     with pytest.raises(ConfigError, match=r"flashinfer-python is not installed.*radixkv\[cuda\]"):
         resolve_config(flashinfer, supported, machine)
+
+
+def test_flashinfer_is_refused_for_heads_that_it_has_no_kernels_for(supported: Checkpoint) -> None:
+    gemma = replace(supported, config={**supported.config, "architectures": ["Gemma4ForCausalLM"]})
+    wide = replace(supported, config={**supported.config, "head_dim": 512})
+    equal = replace(gemma, config={**gemma.config, "global_head_dim": 128})
+    flashinfer = EngineConfig(ModelConfig(device="cuda", attention_backend="flashinfer"))
+    resolve_config(flashinfer, equal, H100)
+    for model, reason in (
+        (gemma, "the layers of this Gemma4ForCausalLM have heads of several shapes"),
+        (wide, "this LlamaForCausalLM has heads of size 512, and FlashInfer's have up to 256"),
+    ):
+        with pytest.raises(ConfigError, match=f"flashinfer, but {reason}; set attention_backend to triton"):
+            resolve_config(flashinfer, model, H100)
+        for backend in ("auto", "triton"):
+            resolve_config(EngineConfig(ModelConfig(device="cuda", attention_backend=backend)), model, H100)
 
 
 @pytest.mark.parametrize(

@@ -77,17 +77,16 @@ class CudaExecutor:
         pool = runner.pool
         self.device = torch.cuda.get_device_name(stream.device)
         self.dtype = str(runner.dtype).removeprefix("torch.")
-        self.kv_dtype = kv_dtype_name(pool.k.dtype)
+        self.kv_dtype = kv_dtype_name(pool.dtype)
         self.n_pages = pool.n_pages
         self.n_states = None if runner.states is None else runner.states.n_tree_slots
         self.vocab_size = vocab_size
         self.window = window
-        n_layers, _, page_size, n_kv_heads, head_dim = pool.k.shape
         self.page_origin = PageOrigin(
             device="cuda",
             processor="compute capability {}.{}".format(*torch.cuda.get_device_capability(stream.device)),
             torch_version=torch.__version__,
-            layout=f"k v, {n_layers} layers, {page_size} tokens, {n_kv_heads} kv_heads, {head_dim} head_dim",
+            layout=pool.layout,
             scales=kv_scales,
         )
         self._runner = runner

@@ -25,7 +25,7 @@ from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates, SortedSaves
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
 from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
@@ -116,7 +116,7 @@ class ModelRunner:
         """Bytes of one step's logits. Sampling may copy as much, where it takes only some of the rows."""
         return self._logits.nbytes
 
-    def open_pool(self, page: PageShape, n_pages: int) -> None:
+    def open_pool(self, page: PageLayout, n_pages: int) -> None:
         """Replaces the KV pool, and drops graphs and block tables."""
         self._graphs.clear()
         self._piecewise.clear()

@@ -87,6 +87,7 @@ class Decoder:
         self._final_norm = operations.norm(weights.final_norm())
         head = self._embedding if config.tied_head else weights.head()
         self._head = operations.head(LinearWeights(head))
+        self._capped = operations.capped
 
         mixers = [(index, layer.mixer) for index, layer in enumerate(self._layers) if layer.mixer is not None]
         self._mixers = [mixer for _, mixer in mixers]
@@ -295,15 +296,7 @@ class Decoder:
         Where ranks divide the vocabulary, all must do this, and rank 0 alone gets logits.
         """
         logits = self._head(hidden, out)
-        return logits if self._config.logit_cap is None else _capped(logits, self._config.logit_cap)
-
-
-def _capped(logits: Tensor, cap: float) -> Tensor:
-    """Overwrites logits by ``cap * tanh(logits / cap)`` and returns them. An element's place changes no bit."""
-    full = logits.float()
-    decay = full.abs().mul_(-2.0 / cap).exp_()
-    limited = (1.0 - decay).div_(decay.add_(1.0)).mul_(cap)
-    return logits.copy_(limited.copysign_(full))
+        return logits if self._config.logit_cap is None else self._capped(logits, self._config.logit_cap)
 
 
 @dataclass(frozen=True)

@@ -276,7 +276,7 @@ class DecoderConfig:
 
     def n_page_parts(self, n_ranks: int) -> int:
         """Returns how many different parts of a page so many ranks have; more ranks have the same ones."""
-        return min(n_ranks, self.n_kv_heads)
+        return 1 if n_ranks == 1 else min(n_ranks, self.n_kv_heads)
 
     @property
     def names(self) -> WeightNames:
@@ -289,6 +289,12 @@ class DecoderConfig:
         return len(set(self.heads)) == 1 and self.heads[0].source is None and self.heads[0].has_values
 
     @property
+    def head_shapes(self) -> tuple[tuple[int, int], ...]:
+        """KV heads and head size of the layers with attention, each shape once, in the order of the layers."""
+        heads = (self.heads[layer] for layer in self.attention_layers)
+        return tuple(dict.fromkeys((one.n_kv_heads, one.head_dim) for one in heads))
+
+    @property
     def n_kv_heads(self) -> int:
         """KV heads of each layer, where all have the same."""
         (n_kv_heads,) = {heads.n_kv_heads for heads in self.heads}
@@ -299,12 +305,6 @@ class DecoderConfig:
         """Size of each head, where all layers have the same."""
         (head_dim,) = {heads.head_dim for heads in self.heads}
         return head_dim
-
-    @property
-    def rotary_dim(self) -> int:
-        """Leading dimensions of each head that are rotated, where all layers have the same."""
-        (rotary_dim,) = {heads.rotary_dim for heads in self.heads}
-        return rotary_dim
 
     @property
     def stored_layers(self) -> tuple[int, ...]:

@@ -314,6 +314,10 @@ class Operations(Protocol):
         """Returns ``x * sigmoid(gate)``, of attention's output and its gate: [tokens, size]. Both may change."""
         ...
 
+    def capped(self, logits: Tensor, cap: float) -> Tensor:
+        """Overwrites logits, [rows, vocab], by ``cap * tanh(logits / cap)``, and returns them."""
+        ...
+
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:
         """Returns a mixture of experts. Raises ``ConfigError`` where its activation has no kernel."""
         ...

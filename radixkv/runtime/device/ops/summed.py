@@ -62,6 +62,7 @@ class SummedOperations:
         self._summed = summed
         self.linear = operations.linear
         self.gated = operations.gated
+        self.capped = operations.capped
         self.head = head
 
     def output(self, weights: LinearWeights) -> Linear:

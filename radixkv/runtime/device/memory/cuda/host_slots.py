@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from radixkv.runtime.device.machine import local_cpus
 from radixkv.runtime.device.memory.copy_threads import count_slots
@@ -34,6 +35,8 @@ stream would wait with the interpreter's lock."""
 
 class CudaHostSlots:
     """A ``copy_threads.HostSlots`` in pinned memory. A slot has K of all layers, then V of all layers.
+
+    Where layers have heads of several shapes, a slot has this for the layers of each shape, one after the other.
 
     A copy goes through a contiguous staging buffer on the GPU: a kernel copies a page's parts between pool and
     buffer, and the GPU's copy engine moves the buffer. Loads and stores have two buffers each.
@@ -66,7 +69,7 @@ class CudaHostSlots:
         # No slot lies in two pieces, and no page of the machine does. A state's slot is a number of pages' bytes.
         unit = math.lcm(self.page_bytes if state_slots is None else state_slots.slot_bytes, mmap.PAGESIZE)
         piece_bytes = max(1, _PIECE_BYTES // unit) * unit
-        device = pool.k.device
+        device = pool.device
         self._memory = PinnedMemory(
             self._n_state_bytes + self.n_slots * self.page_bytes,
             piece_bytes,
@@ -152,13 +155,16 @@ class _StagedCopies:
         are_loads: bool,
     ) -> None:
         self._are_loads = are_loads
-        self._k, self._v = (cache.view(torch.int64).flatten(2) for cache in (pool.k, pool.v))
+        self._caches = [[cache.view(torch.int64).flatten(2) for cache in part] for part in pool.parts]
+        sizes = [2 * k.shape[0] * k.shape[2] for k, _ in self._caches]
+        self._firsts = [sum(sizes[:part]) for part in range(len(sizes))]
+        """[parts]: index of each part's first element in the block of a page."""
         self._places = places
         self._page_bytes = pool.page_bytes
         self._driver = driver
         self._pace = pace
         self._n_staged = max(1, _STAGING_BYTES // pool.page_bytes)
-        self._lanes = tuple(_Lane(self._n_staged * pool.page_bytes, pool.k.device) for _ in range(2))
+        self._lanes = tuple(_Lane(self._n_staged * pool.page_bytes, pool.device) for _ in range(2))
         self._compile(pool.zero_page)
 
     def run(self, slots: Sequence[int], pages: Sequence[int]) -> None:
@@ -182,9 +188,9 @@ class _StagedCopies:
             indices = torch.from_numpy(pages).to(lane.buffer.device, non_blocking=True)
             if self._are_loads:
                 self._move_slots(lane, places)
-                scatter_pages(self._k, self._v, indices, lane.buffer)
+                self._copy_blocks(scatter_pages, lane, indices)
             else:
-                gather_pages(self._k, self._v, indices, lane.buffer)
+                self._copy_blocks(gather_pages, lane, indices)
                 self._move_slots(lane, places)
 
     def _move_slots(self, lane: _Lane, places: NDArray[np.int64]) -> None:
@@ -199,13 +205,18 @@ class _StagedCopies:
         destinations, sources = (on_device, on_host) if self._are_loads else (on_host, on_device)
         self._driver.copy(destinations, sources, n_bytes, lane.copies.stream)
 
+    def _copy_blocks(self, copy: Callable[..., None], lane: _Lane, pages: Tensor) -> None:
+        """Enqueues the copy between the pool and the blocks of pages in a lane's buffer, part by part."""
+        for (k, v), first in zip(self._caches, self._firsts, strict=True):
+            copy(k, v, pages, lane.buffer[first:], self._page_bytes // 8)
+
     def _compile(self, zero_page: int) -> None:
         """Compiles both kernels by copying the zero page onto itself, so that the first copy does not have to."""
         lane = self._lanes[0]
         with torch.cuda.stream(lane.copies.stream):
             pages = torch.tensor([zero_page], dtype=torch.int32, device=lane.buffer.device)
-            gather_pages(self._k, self._v, pages, lane.buffer)
-            scatter_pages(self._k, self._v, pages, lane.buffer)
+            self._copy_blocks(gather_pages, lane, pages)
+            self._copy_blocks(scatter_pages, lane, pages)
         lane.copies.wait()
 
 

@@ -66,6 +66,7 @@ def route(
     normalizes: bool,
     dtype: torch.dtype | None = None,
     sigmoid: SigmoidScores | None = None,
+    scales: Tensor | None = None,
 ) -> Routing:
     """Chooses the experts of each token by their logits, and orders the pairs by expert.
 
@@ -82,6 +83,7 @@ def route(
         normalizes: whether a token's weights are divided by their sum.
         dtype: of the weights; None: that of ``logits``.
         sigmoid: how experts are chosen by sigmoids; None: by a softmax.
+        scales: [experts], by which weights are multiplied after that.
     """
     n_tokens, n_experts = logits.shape
     block_experts = power_of_two(max(n_experts, 16))
@@ -104,12 +106,14 @@ def route(
         counts,
         order,
         tiles,
+        logits if scales is None else scales,
         n_tokens,
         n_experts,
         n_tiles,
         1.0 if sigmoid is None else sigmoid.scale,
         IS_SIGMOID=sigmoid is not None,
         NORMALIZES=normalizes,
+        HAS_SCALES=scales is not None,
         IS_ALONE=is_alone,
         **sizes,
         **options,
@@ -141,6 +145,7 @@ def _choose_experts(
     counts: tl.tensor,
     order: tl.tensor,
     tiles: tl.tensor,
+    scales: tl.tensor,
     n_tokens: tl.tensor,
     n_experts: tl.tensor,
     n_tiles: tl.tensor,
@@ -148,6 +153,7 @@ def _choose_experts(
     N_ACTIVE: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
     NORMALIZES: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -187,6 +193,8 @@ def _choose_experts(
         value = value / (tl.sum(tl.where(is_chosen, value, 0.0), 1) + least_sum)[:, None]
     if IS_SIGMOID:
         value = value * scale
+    if HAS_SCALES:
+        value *= tl.load(scales + expert, expert < n_experts, 0.0).to(tl.float32)[None, :]
     pair = token[:, None] * N_ACTIVE + tl.cumsum(is_chosen.to(tl.int32), 1) - 1
     tl.store(expert_weights + pair, value.to(expert_weights.dtype.element_ty), is_chosen)
     count = tl.sum(is_chosen.to(tl.int32), 0)

@@ -18,7 +18,7 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
 from radixkv.runtime.device.weights.layer_weights import LinearWeights
 
-ExpertActivation = Literal["silu", "clamped_silu", "relu2"]
+ExpertActivation = Literal["silu", "clamped_silu", "gelu_tanh", "relu2"]
 """See ``families.Activation``; ``relu2`` has no gate."""
 
 
@@ -146,8 +146,9 @@ def grouped_linear(
         SCALE_UNIT=scale_unit,
         HAS_BIAS=bias is not None,
         IS_FIRST=activation is not None,
-        IS_GATED=activation in ("silu", "clamped_silu"),
+        IS_GATED=activation not in (None, "relu2"),
         CLAMPS=activation == "clamped_silu",
+        IS_GELU=activation == "gelu_tanh",
         num_warps=tile.n_warps,
         **overlapping(out),
     )
@@ -180,6 +181,7 @@ def _multiply_grouped(
     IS_FIRST: tl.constexpr,
     IS_GATED: tl.constexpr,
     CLAMPS: tl.constexpr,
+    IS_GELU: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """With few rows, the weight's rows are the product's rows: tensor cores take 64 of these and 16 columns."""
@@ -246,6 +248,9 @@ def _multiply_grouped(
             gate = tl.minimum(gate, 7.0, tl.PropagateNan.ALL)
             up = tl.minimum(tl.maximum(up, -7.0, tl.PropagateNan.ALL), 7.0, tl.PropagateNan.ALL)
             activated = gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
+        elif IS_GELU:  # tanh as a sigmoid: the slope is 2 * sqrt(2 / pi)
+            slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+            activated = gate / (1.0 + tl.exp(-slope)) * up
         else:
             activated = gate / (1.0 + tl.exp(-gate)) * up
         out_column = column_tile * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
