@@ -67,7 +67,7 @@ def bits(output: RequestOutput) -> Any:
 
 
 def has_window_pages(llm: LLM) -> bool:
-    return llm._open_loop.scheduler.cache.window_pages is not None
+    return llm._open_loop.scheduler.cache.window_pages.exist
 
 
 @of_each_kind

@@ -58,17 +58,17 @@ class TreeStates(States):
         self._n_hits = self._n_missed_tokens = 0
 
     def is_awaited(self, request: Request) -> bool:
-        """See ``States.is_awaited``. ``tree.States.n_coming``."""
+        """See ``States.is_awaited``. ``NodeStates.n_coming``."""
         if not request.reads_cache or request.recovery.bypasses_tree:
             return False
         n_saved = self._states.n_coming(request.namespace, request.key)
         return n_saved >= _MIN_AWAITED_BLOCKS * self.block_tokens
 
     def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> None:
-        """See ``States.plan_row``. ``places``, and ``tree.States.put`` for each state."""
+        """See ``States.plan_row``. ``places``, and ``NodeStates.put`` for each state."""
         blocks, source = request.blocks, request.blocks.state
         if source is not None:
-            if self._window_pages is None:
+            if not self._window_pages.exist:
                 self._loads.append(StateLoad(source.slot, request.batch_slot))
                 self._held.append(source)
             blocks.state = None
@@ -85,12 +85,12 @@ class TreeStates(States):
                 state = self._states.put(blocks.lease, position, is_turn=is_turn)
                 if state is not None:
                     self._coming.append((request.batch_slot, state))
-                    if self._window_pages is None:
+                    if self._window_pages.exist:
+                        self._window_pages.keep(blocks.window, state)
+                    else:
                         self._saves.append(StateSave(request.batch_slot, position, state.slot))
                         self._states.hold(state)
                         self._held.append(state)
-                    elif blocks.window is not None:
-                        self._window_pages.keep(blocks.window, state)
         if source is not None and source.is_turn and len(self._coming) > n_before:
             self._states.demote(source)
 
@@ -103,7 +103,7 @@ class TreeStates(States):
         if n_in_tree < end and (n_in_tree > start or self._found_until.get(request.batch_slot) == start):
             places.append(n_in_tree)
         self._found_until[request.batch_slot] = end if n_in_tree == end else 0
-        has_choices = bool(request.followers) and self._window_pages is None
+        has_choices = bool(request.followers) and not self._window_pages.exist
         turns = [last, request.n_prompt - 1] if has_choices else [last]
         return dict.fromkeys(map(self._floor, turns), True) | dict.fromkeys(map(self._floor, places), False)
 
@@ -133,7 +133,7 @@ class TreeStates(States):
     def ended(self, request: Request) -> None:
         """See ``States.ended``: keeps a tail where an answer ends, which needs no step. O(pages of a window)."""
         blocks, windows = request.blocks, self._window_pages
-        if windows is None or blocks.window is None or blocks.lease is None or request.is_canary:
+        if not windows.exist or blocks.lease is None or request.is_canary:
             return
         position = blocks.lease.n_tokens
         if blocks.can_commit and blocks.is_computed and position and windows.reaches(blocks.window, position):
@@ -155,7 +155,7 @@ class TreeStates(States):
 
     def stats(self) -> StateStats | None:
         """See ``States.stats``; None with window pages, whose slots mean nothing. O(states that have left)."""
-        if self._window_pages is not None:
+        if self._window_pages.exist:
             return None
         states = self._states
         return StateStats(
