@@ -15,6 +15,7 @@ from radixkv.runtime.cache.free_pages import FreeList, FreePages, Slabs
 from radixkv.runtime.step.window_pool import WindowPool, max_window_pages
 from radixkv.tree.node import State
 from radixkv.tree.states import NodeStates
+from radixkv.wire.stats import WindowStats
 
 if TYPE_CHECKING:
     from radixkv.runtime.cache.cache import PageCache
@@ -152,6 +153,13 @@ class NoWindowPages:
     def replaced_pages(self) -> Iterator[int]:
         """Yields the pages of layers without windows that have a window page in their place. O(these)."""
         return iter(())
+
+    def stats(
+        self, *, n_tails: int, tails_kept_total: int, hits_total: int, evicted_total: int, missed_tokens_total: int
+    ) -> WindowStats | None:
+        """Returns counters and gauges, with what was counted of tails; None without window pages. See
+        ``WindowStats``."""
+        return None
 
     def check(self, tables: Iterable[tuple[WindowTable, int]]) -> None:
         """Checks that each window page is free or held as often as was counted. O(pages of tables and tails).
@@ -328,6 +336,23 @@ class WindowPages(NoWindowPages):
         """See ``NoWindowPages.replaced_pages``."""
         for page in self._in_tables | self._in_tails:
             yield from self.slabs.pages_of(page)
+
+    def stats(
+        self, *, n_tails: int, tails_kept_total: int, hits_total: int, evicted_total: int, missed_tokens_total: int
+    ) -> WindowStats:
+        """See ``NoWindowPages.stats``. O(1)."""
+        slabs = self.slabs
+        return WindowStats(
+            n_window_pages=slabs.n_shared + slabs.n_window_slabs - slabs.n_for_windows,
+            n_window_pages_evictable=self._n_idle + self._n_idle_for_windows,
+            n_slabs=slabs.n_slabs,
+            n_slabs_taken=slabs.n_shared,
+            n_tails=n_tails,
+            tails_kept_total=tails_kept_total,
+            hits_total=hits_total,
+            evicted_total=evicted_total,
+            missed_tokens_total=missed_tokens_total,
+        )
 
     def check(self, tables: Iterable[tuple[WindowTable, int]]) -> None:
         """See ``NoWindowPages.check``."""

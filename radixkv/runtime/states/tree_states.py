@@ -11,7 +11,7 @@ from radixkv.runtime.protocols import States
 from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import StateLoad, StateSave, StepPlan
 from radixkv.tree.node import State
-from radixkv.wire.stats import StateStats
+from radixkv.wire.stats import StateStats, WindowStats
 
 _MIN_AWAITED_BLOCKS = 2
 """A prompt waits a step for a state if that saves so many blocks or more: fewer save less than a step takes."""
@@ -154,7 +154,7 @@ class TreeStates(States):
         self._launched.clear()
 
     def stats(self) -> StateStats | None:
-        """See ``States.stats``; None with window pages, whose slots mean nothing. O(states that have left)."""
+        """See ``States.stats``. O(states that have left)."""
         if self._window_pages.exist:
             return None
         states = self._states
@@ -162,6 +162,17 @@ class TreeStates(States):
             n_slots=states.n_slots,
             n_slots_free=states.n_free,
             saved_total=states.n_saved,
+            hits_total=self._n_hits,
+            evicted_total=states.n_evicted,
+            missed_tokens_total=self._n_missed_tokens,
+        )
+
+    def window_stats(self) -> WindowStats | None:
+        """See ``States.window_stats``. O(states that have left)."""
+        states = self._states
+        return self._window_pages.stats(
+            n_tails=states.n_slots - states.n_free,
+            tails_kept_total=states.n_saved,
             hits_total=self._n_hits,
             evicted_total=states.n_evicted,
             missed_tokens_total=self._n_missed_tokens,
