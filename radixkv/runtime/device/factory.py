@@ -176,7 +176,6 @@ def _state_room(config: EngineConfig, checkpoint: Checkpoint, gpu: Gpu) -> State
 def _excludes_window_pages(config: EngineConfig, device: Device, model: DecoderConfig) -> str | None:
     """Returns what an engine has that works with pages of all layers only, in this release; None if nothing."""
     cases = {
-        "CUDA has no window pages": device == "cuda",
         "host_memory_bytes (--host-memory) copies pages of all layers": config.cache.host_memory_bytes is not None,
         "tenants share pages of all layers": bool(config.tenants),
         "tensor_parallel_size is more than 1": config.model.tensor_parallel_size > 1,

@@ -17,10 +17,12 @@ from radixkv.runtime.device.cuda.results import step_result
 from radixkv.runtime.device.kv_dtype import kv_dtype_name
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
+from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
 from radixkv.runtime.device.sampling.logit_edits import has_edits
 from radixkv.runtime.device.sampling.row_sampling import is_greedy
+from radixkv.runtime.device.window_changes import check_window_pages
 from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.page_copier import SlotPart
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
@@ -47,6 +49,7 @@ class CudaExecutor:
         stream: all work is enqueued here.
         kv_scales: of a quantized pool, as ``kv_dtype.scales_text`` returns them; empty for another.
         window: the most positions that a token attends to in any layer; None if a layer has no window.
+        window_pool: of the pool, if that has window pages.
     """
 
     n_ranks = 1
@@ -54,7 +57,6 @@ class CudaExecutor:
     """Plans should list shared runs: attention can read their pages once for many rows."""
     splits_drafts = True
     """A draft is a row to attention, which takes the place of another."""
-    window_pool: WindowPool | None = None
     is_asynchronous = True
     """The GPU computes launched steps while the host does other things."""
 
@@ -68,6 +70,7 @@ class CudaExecutor:
         stream: torch.cuda.Stream,
         kv_scales: str = "",
         window: int | None = None,
+        window_pool: WindowPool | None = None,
     ) -> None:
         pool = runner.pool
         self.device = torch.cuda.get_device_name(stream.device)
@@ -77,12 +80,14 @@ class CudaExecutor:
         self.n_states = None if runner.states is None else runner.states.n_tree_slots
         self.vocab_size = vocab_size
         self.window = window
-        n_layers, _, page_size, n_kv_heads, head_dim = pool.k.shape
+        self.window_pool = window_pool
+        page = pool.page
         self.page_origin = PageOrigin(
             device="cuda",
             processor="compute capability {}.{}".format(*torch.cuda.get_device_capability(stream.device)),
             torch_version=torch.__version__,
-            layout=f"k v, {n_layers} layers, {page_size} tokens, {n_kv_heads} kv_heads, {head_dim} head_dim",
+            layout=f"k v, {page.n_layers} layers, {page.page_size} tokens, {page.n_kv_heads} kv_heads, "
+            f"{page.head_dim} head_dim",
             scales=kv_scales,
         )
         self._runner = runner
@@ -103,6 +108,9 @@ class CudaExecutor:
         step = self._packer.pack(plan)
         if self._runner.states is not None:
             self._runner.states.check(plan)
+        if self.window_pool is not None:
+            n_window_pages = self.window_pool.n_slabs + self.window_pool.n_window_slabs
+            check_window_pages(plan, n_window_pages, self._packer.width)
         with self._errors.convert(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
             begun = torch.cuda.Event(enable_timing=True)
             begun.record(self._stream)
@@ -126,6 +134,7 @@ class CudaExecutor:
 
         Takes 32 MiB of the GPU's memory, or four pages if that is more.
         """
+        assert isinstance(self._runner.pool, CudaPool), "with a host tier layers with windows have no own pages"
         return CopyThreads(CudaHostSlots(self._runner.pool, host_memory_bytes, self._is_stepping, part))
 
     def check(self) -> None:

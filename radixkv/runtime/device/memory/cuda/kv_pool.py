@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.page_shape import PageShape
@@ -39,7 +40,10 @@ class CudaPool:
         # Copied as words: torch indexes no 8-bit floats. Head sizes on CUDA are multiples of 64 bytes and more.
         self._words = [cache.view(torch.int64) for cache in (self.k, self.v)]
         self.n_pages = n_pages
-        self._n_copied_at_once = max(1, COPIED_AT_ONCE_BYTES // (page.n_bytes // 2))
+        self.page = page
+        """Shape of a page."""
+        self.page_pitch = page.page_size
+        """Tokens from the beginning of one page of a layer to that of the next."""
         self.page_bytes = page.n_bytes
 
     @property
@@ -49,9 +53,21 @@ class CudaPool:
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages (source, destination) in all layers, on the current stream; no source is a destination."""
-        for first in range(0, len(pairs), self._n_copied_at_once):
-            chunk = pairs[first : first + self._n_copied_at_once]
-            indices = torch.tensor(chunk, dtype=torch.int64, pin_memory=True).t()
-            sources, destinations = indices.to(self.k.device, non_blocking=True)
-            for cache in self._words:
-                cache.index_copy_(1, destinations, cache.index_select(1, sources))
+        copy_pages(self._words, 1, pairs, self.page_bytes)
+
+
+def copy_pages(caches: Sequence[Tensor], dim: int, pairs: Sequence[tuple[int, int]], page_bytes: int) -> None:
+    """Copies pages (source, destination) on the current stream; no source is a destination.
+
+    Args:
+        caches: K and V as words of 8 bytes.
+        dim: their dimension that counts pages.
+        pairs: of pages.
+        page_bytes: of K and V together.
+    """
+    n_at_once = max(1, COPIED_AT_ONCE_BYTES // (page_bytes // 2))
+    for first in range(0, len(pairs), n_at_once):
+        indices = torch.tensor(pairs[first : first + n_at_once], dtype=torch.int64, pin_memory=True).t()
+        sources, destinations = indices.to(caches[0].device, non_blocking=True)
+        for cache in caches:
+            cache.index_copy_(dim, destinations, cache.index_select(dim, sources))
