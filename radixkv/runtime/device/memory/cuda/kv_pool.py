@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.page_shape import PageShape
 
@@ -67,7 +69,7 @@ def copy_pages(caches: Sequence[Tensor], dim: int, pairs: Sequence[tuple[int, in
     """
     n_at_once = max(1, COPIED_AT_ONCE_BYTES // (page_bytes // 2))
     for first in range(0, len(pairs), n_at_once):
-        indices = torch.tensor(pairs[first : first + n_at_once], dtype=torch.int64, pin_memory=True).t()
-        sources, destinations = indices.to(caches[0].device, non_blocking=True)
+        indices = np.array(pairs[first : first + n_at_once], np.int64).T
+        sources, destinations = to_device(indices, caches[0].device)
         for cache in caches:
             cache.index_copy_(dim, destinations, cache.index_select(dim, sources))
