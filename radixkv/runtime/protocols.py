@@ -23,7 +23,7 @@ from radixkv.tree.node import Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
 from radixkv.wire.messages import DraftUse, Submit, TokenLogprobs
-from radixkv.wire.stats import DiskStats, DraftStats, HostStats, StateStats, TenantStats
+from radixkv.wire.stats import DiskStats, DraftStats, HostStats, StateStats, TenantStats, WindowStats
 
 if TYPE_CHECKING:
     from radixkv.runtime.request import Request, Update
@@ -392,7 +392,11 @@ class States:
         return []
 
     def stats(self) -> StateStats | None:
-        """Returns counters and gauges; None if there are no states."""
+        """Returns counters and gauges of recurrent layers; None if there are no such layers."""
+        return None
+
+    def window_stats(self) -> WindowStats | None:
+        """Returns counters and gauges of window pages; None if there are none."""
         return None
 
 

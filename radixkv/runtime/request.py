@@ -290,7 +290,7 @@ class Request:
             drafts: guesses of the tokens that follow, little-endian int32; none unless all tokens are known.
         """
         blocks, n_known = self.blocks, self.n_known
-        window_start, window_pages = (0, ()) if blocks.window is None else blocks.window.take_news()
+        window_start, window_pages = blocks.window.take_news() if blocks.window.pages else (0, ())
         n_drafts = len(drafts) // TOKEN_BYTES
         is_last = end == n_known + self.n_output_placeholders
         samples = is_last and self.pooling is None

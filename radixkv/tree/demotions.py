@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
-from radixkv.tree.states import States
+from radixkv.tree.states import NodeStates
 
 
 class Demotions:
@@ -17,7 +17,7 @@ class Demotions:
         states: the tree's; None if it has none.
     """
 
-    def __init__(self, forest: Forest, states: States | None = None) -> None:
+    def __init__(self, forest: Forest, states: NodeStates | None = None) -> None:
         self._forest = forest
         self._states = states
 
@@ -52,7 +52,7 @@ class Demotions:
         return n_demoted
 
     @staticmethod
-    def _demote_states(states: States, path: list[Node]) -> None:
+    def _demote_states(states: NodeStates, path: list[Node]) -> None:
         """Demotes the states of a path's end, up to a node that others use or continue; the last one goes first.
 
         Unlike pages, which leave a path from its end, each state can be evicted alone.

@@ -51,7 +51,7 @@ class Forest:
         self.changes = ChangeLog(page_bytes)
         """Records changes of the computed pages, if it is on."""
         self.left_states: list[State] = []
-        """States that have left the tree since ``States`` has freed the slots of others."""
+        """States that have left the tree since ``NodeStates`` has freed the slots of others."""
         self._n_serials = 0
 
     def root(self, namespace: Namespace) -> Node:

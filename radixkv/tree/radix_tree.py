@@ -39,7 +39,7 @@ from radixkv.tree.outline import Outline, outline
 from radixkv.tree.retention import Retentions
 from radixkv.tree.shared_runs import SharedLeases, SharedRuns, branch_of
 from radixkv.tree.spared import SparedLeaves, WaitingPrompt
-from radixkv.tree.states import BLOCK_TOKENS, States
+from radixkv.tree.states import BLOCK_TOKENS, NodeStates
 from radixkv.tree.use_times import UseTimes
 
 
@@ -70,13 +70,13 @@ class RadixTree:
             groups: those whose evictable pages are counted apart, for the quotas of ``evict``.
             n_states: how many states of recurrent layers there can be. Matches end where there is one. None: the
                 model has no such layers.
-            state_block_tokens: see ``States``.
+            state_block_tokens: see ``NodeStates``.
         """
         self._page_size = page_size
         self._page_bytes = TOKEN_BYTES * page_size
         self._policy = LruEviction() if policy is None else policy
         self._forest = Forest(self._page_bytes, groups)
-        self.states = None if n_states is None else States(self._forest, n_states, state_block_tokens)
+        self.states = None if n_states is None else NodeStates(self._forest, n_states, state_block_tokens)
         """The states of recurrent layers, or the tails of windows; None if the model needs none."""
         self.retentions = Retentions(self._forest)
         """The prefixes that are evicted after everything else."""

@@ -17,7 +17,7 @@ _PROVEN_SHARE = 0.8
 """Share of the slots that states from which prompts have gone on may keep from those that are new."""
 
 
-class States:
+class NodeStates:
     """The states of a tree whose model has recurrent layers, or window pages: a match ends where there is one.
 
     Such a model cannot use K and V of a prefix without the state after the prefix's last token, and a state cannot

@@ -122,6 +122,31 @@ class StateStats(msgspec.Struct, frozen=True):
     """Tokens of prompts whose pages were cached, and that were computed because no state was after them."""
 
 
+class WindowStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of window pages, which have K and V of the layers with windows alone.
+
+    A tail is the window pages before a position, with which the prefix cache lets a prompt go on there.
+    """
+
+    n_window_pages: int
+    """Window pages that requests or tails hold."""
+    n_window_pages_evictable: int
+    """Those that tails alone hold."""
+    n_slabs: int
+    """Slabs of the pool that are either one window page or several pages of the other layers."""
+    n_slabs_taken: int
+    """Those that are a window page now."""
+    n_tails: int
+    tails_kept_total: int
+    """Tails that have been computed for the prefix cache."""
+    hits_total: int
+    """Times that a request, or what a preempted one begins again, went on from one of them."""
+    evicted_total: int
+    """Tails that gave their pages to others. Those that leave with pages of the other layers are not counted."""
+    missed_tokens_total: int
+    """Tokens of prompts whose pages were cached, and that were computed because no tail was after them."""
+
+
 class TenantStats(msgspec.Struct, frozen=True):
     """Counters and gauges of one tenant."""
 
@@ -202,6 +227,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """None without speculative decoding."""
     states: StateStats | None = None
     """None without recurrent layers."""
+    windows: WindowStats | None = None
+    """None where layers with windows have no pages of their own."""
     tenants: dict[str, TenantStats] = {}
     """By name, without the operator."""
     replicas: dict[str, ReplicaStats] = {}

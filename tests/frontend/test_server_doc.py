@@ -32,7 +32,7 @@ from radixkv.wire.sampling import (
 )
 from support.paths import ROOT
 from support.running_site import make_app
-from support.scripted_runtime import DISK, DRAFTS, HOST, REPLICAS, SHARED_STORE, STATES, TENANTS, Site
+from support.scripted_runtime import DISK, DRAFTS, HOST, REPLICAS, SHARED_STORE, STATES, TENANTS, WINDOWS, Site
 
 TEXT = (ROOT / "docs" / "server.md").read_text()
 
@@ -116,7 +116,7 @@ def test_every_metric_is_documented(site: Site) -> None:
     site.loop.host = HOST
     site.loop.tenants = TENANTS
     site.loop.drafts = DRAFTS
-    site.loop.states = STATES
+    site.loop.states, site.loop.windows = STATES, WINDOWS
     site.loop.replicas = REPLICAS
     types = []
     for behind_the_host_tier in (DISK, SHARED_STORE):

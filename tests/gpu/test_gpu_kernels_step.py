@@ -10,7 +10,7 @@ from kernel_support import DEVICE, integers, on_kernels, poisoned
 from torch import Tensor
 
 from radixkv.runtime.device.ops.base import TokenInputs
-from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
+from radixkv.runtime.device.ops.cuda.token_inputs import WindowPlaces, prepare_token_inputs, update_tables
 from radixkv.runtime.device.pack import RowArrays
 
 pytestmark = on_kernels
@@ -68,6 +68,35 @@ def test_prepare_token_inputs(n_tokens: list[int]) -> None:
             slot = pages[batch_slot][position // page_size] * page_size + position % page_size
             slot_mapping.append(-1 if position < write_starts[row] else slot)
     assert [out.tolist() for out in outs] == [ids, positions, slot_mapping]
+
+
+def test_layers_with_windows_store_at_places_of_their_own() -> None:
+    """All positions but those of padding, also those that are in the tree; pages of layers are apart."""
+    tables, window_tables = (integers([[p, p + 1, p + 2] for p in firsts]) for firsts in ((3, 30, 60), (5, 50, 90)))
+    starts, n_tokens, batch_slots = [14, 32, 0], [20, 3, 1], [1, 0, 2]
+    total = sum(n_tokens)
+    ids, positions, slots, window_slots = (poisoned(total, dtype=torch.int32) for _ in range(4))
+    prepare_token_inputs(
+        tables,
+        integers([0] * 3),
+        _rows(batch_slots, starts, n_tokens, [0, 20, 23], [17, 35, 1]),
+        integers(range(total)),
+        TokenInputs(ids, positions, slots, in_windows=TokenInputs(ids, positions, window_slots)),
+        page_size=16,
+        max_n_tokens=20,
+        page_pitch=48,
+        windows=WindowPlaces(window_tables, 160),
+    )
+    expected: list[int] = []
+    expected_windows: list[int] = []
+    for slot, start, n, written in ((1, 14, 20, 17), (0, 32, 3, 35), (2, 0, 1, 1)):
+        for position in range(start, start + n):
+            page, offset = position // 16, position % 16
+            is_stored = position >= written
+            expected.append(tables.tolist()[slot][page] * 48 + offset if is_stored else -1)
+            expected_windows.append(window_tables.tolist()[slot][page] * 160 + offset if slot != 2 else -1)
+    assert (slots.tolist(), window_slots.tolist()) == (expected, expected_windows)
+    assert -1 not in expected_windows[:-1]
 
 
 def test_prepare_token_inputs_in_place() -> None:

@@ -67,7 +67,7 @@ def bits(output: RequestOutput) -> Any:
 
 
 def has_window_pages(llm: LLM) -> bool:
-    return llm._open_loop.scheduler.cache.window_pages is not None
+    return llm._open_loop.scheduler.cache.window_pages.exist
 
 
 @of_each_kind
@@ -86,8 +86,14 @@ def test_chats_behind_one_system_prompt_find_window_pages_with_the_bits_of_cold_
         assert has_window_pages(llm)
         warm = [answers(llm, [one])[0] for one in prompts]
         llm._open_loop.check()
+        stats = llm.get_metrics()
     assert [bits(one) for one in warm] == cold
     assert [one.num_cached_tokens for one in warm] == [0, 128, 176, 0, 0, 208, 208, 288, 176]
+    assert stats.states is None
+    assert (windows := stats.windows) is not None
+    assert (windows.hits_total, windows.missed_tokens_total, windows.evicted_total) == (6, 208, 0)
+    assert 0 < windows.n_tails == windows.tails_kept_total
+    assert 0 < windows.n_window_pages == windows.n_window_pages_evictable <= 4 * windows.n_tails
 
 
 @of_each_kind

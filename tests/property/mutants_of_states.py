@@ -17,27 +17,27 @@ from radixkv.runtime.tiers.tier_link import TierLink
 from radixkv.tree import forest
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace, Node, State, walk
-from radixkv.tree.states import States
+from radixkv.tree.states import NodeStates
 
 Patch = pytest.MonkeyPatch
 
 
 def find_a_state_while_it_is_computed(patch: Patch) -> None:
-    put = States.put
+    put = NodeStates.put
 
-    def mutant(self: States, lease: Lease, n_tokens: int, **options: Any) -> State | None:
+    def mutant(self: NodeStates, lease: Lease, n_tokens: int, **options: Any) -> State | None:
         state = put(self, lease, n_tokens, **options)
         if state is not None:
             state.is_computed = True
         return state
 
-    patch.setattr(States, "put", mutant)
-    patch.setattr(States, "check", lambda self: None)
+    patch.setattr(NodeStates, "put", mutant)
+    patch.setattr(NodeStates, "check", lambda self: None)
 
 
 def go_on_from_the_state_of_a_whole_prompt(patch: Patch) -> None:
-    deepest = States.deepest
-    patch.setattr(States, "deepest", lambda self, node, tokens: deepest(self, node, tokens + bytes(4)))
+    deepest = NodeStates.deepest
+    patch.setattr(NodeStates, "deepest", lambda self, node, tokens: deepest(self, node, tokens + bytes(4)))
 
 
 def go_on_from_the_state_of_another_namespace(patch: Patch) -> None:
@@ -52,15 +52,15 @@ def go_on_from_the_state_of_another_namespace(patch: Patch) -> None:
 
 
 def go_on_from_a_state_that_has_no_node(patch: Patch) -> None:
-    deepest = States.deepest
+    deepest = NodeStates.deepest
 
-    def mutant(self: States, node: Node, tokens: bytes) -> int:
+    def mutant(self: NodeStates, node: Node, tokens: bytes) -> int:
         found = deepest(self, node, tokens)
         _, end, _, n_partial = walk(node, tokens, self._forest.page_bytes)
         longest = min(end + n_partial * self._forest.page_bytes, len(tokens) - 4)
         return found and longest - longest % self._forest.page_bytes
 
-    patch.setattr(States, "deepest", mutant)
+    patch.setattr(NodeStates, "deepest", mutant)
 
 
 def keep_the_states_of_rows_that_went_wrong(patch: Patch) -> None:
@@ -133,13 +133,13 @@ def move_the_state_at_a_split(patch: Patch) -> None:
 
 
 def replace_a_state_while_it_is_computed(patch: Patch) -> None:
-    def mutant(self: States, *, spares_proven: bool = False) -> bool:
+    def mutant(self: NodeStates, *, spares_proven: bool = False) -> bool:
         victim = next(iter([*self._by_use, *self._coming]), None)
         if victim is not None:
             self.drop(victim)
         return victim is not None
 
-    patch.setattr(States, "evict", mutant)
+    patch.setattr(NodeStates, "evict", mutant)
 
 
 def load_a_state_again(patch: Patch) -> None:
@@ -164,8 +164,8 @@ def copy_parts_of_pages(patch: Patch) -> None:
 
 
 def evict_a_state_while_it_is_copied(patch: Patch) -> None:
-    patch.setattr(States, "hold", lambda self, state: None)
-    patch.setattr(States, "let_go", lambda self, state: None)
+    patch.setattr(NodeStates, "hold", lambda self, state: None)
+    patch.setattr(NodeStates, "let_go", lambda self, state: None)
 
 
 def attach_the_state_of_a_failed_copy(patch: Patch) -> None:
@@ -178,17 +178,17 @@ def attach_the_state_of_a_failed_copy(patch: Patch) -> None:
 
 
 def lose_the_slot_of_a_copy(patch: Patch) -> None:
-    patch.setattr(States, "give_back", lambda self, slot: self._reserved.remove(slot))
+    patch.setattr(NodeStates, "give_back", lambda self, slot: self._reserved.remove(slot))
 
 
 def attach_a_state_a_page_early(patch: Patch) -> None:
-    attach = States.attach
+    attach = NodeStates.attach
 
-    def mutant(self: States, lease: Lease, n_tokens: int, slot: int, **options: Any) -> State | None:
+    def mutant(self: NodeStates, lease: Lease, n_tokens: int, slot: int, **options: Any) -> State | None:
         page = self._forest.page_bytes // 4
         return attach(self, lease, n_tokens - page if n_tokens > page else n_tokens, slot, **options)
 
-    patch.setattr(States, "attach", mutant)
+    patch.setattr(NodeStates, "attach", mutant)
 
 
 def forget_the_states_of_forks(patch: Patch) -> None:

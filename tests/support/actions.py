@@ -232,8 +232,7 @@ class Actions:
     def _evict(self, cache: PageCache, n_pages: int) -> None:
         n_pages = min(cache.n_free + n_pages, cache.n_available_to(Namespace()))
         blocks = cache.open(Namespace(), b"", bypasses_tree=True)
-        blocks.window = None  # other pages alone
-        assert cache.reserve(blocks, n_pages)
+        cache._take(blocks, n_pages)  # without window pages
         cache.close(blocks)
         self.engine.check_invariants()
 

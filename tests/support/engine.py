@@ -370,7 +370,7 @@ class Engine:
                 request = requests[row.batch_slot]
                 self.device.namespaces[row.batch_slot] = request.namespace
                 self.device.planned_tables[plan.step, row.batch_slot] = list(request.blocks.pages)
-                if (window := request.blocks.window) is not None:
+                if (window := request.blocks.window).pages:
                     self.device.planned_windows[plan.step, row.batch_slot] = window.first, list(window.pages)
                 self.rows[plan.step, row.batch_slot] = request
                 assert request.continuation is None or row.tokens is not None, (

@@ -299,6 +299,14 @@ class RecurrentEngineMachine(EngineMachine):
         self.actions.add(base, cut, suffix, options, twice=twice)
 
 
+WITHOUT_PAGE_SHARES = (
+    TenantConfig("a", 0.2, None, "tenant", 0.25, 0.5),
+    TenantConfig("b"),
+    TenantConfig("c", cache_salt="shared"),
+)
+"""Tenants with shares of rows alone."""
+
+
 class MixedEngineMachine(EngineMachine):
     """An engine of a model of which some layers have windows, and pages of their own in the same memory."""
 
@@ -309,6 +317,7 @@ class MixedEngineMachine(EngineMachine):
         pages_per_slab=st.sampled_from((1, 2, 3)),
         shares=st.sampled_from((True, True, True, False)),
         policy=st.sampled_from(("lpm", "fcfs")),
+        tenants=st.sampled_from(((), (), WITHOUT_PAGE_SHARES)),
     )
     def start(  # type: ignore[override]
         self,
@@ -318,6 +327,7 @@ class MixedEngineMachine(EngineMachine):
         pages_per_slab: int,
         shares: bool,
         policy: str,
+        tenants: tuple[TenantConfig, ...],
     ) -> None:
         self.actions = Actions(
             n_pages,
@@ -326,6 +336,7 @@ class MixedEngineMachine(EngineMachine):
             mixed_window=window,
             pages_per_slab=pages_per_slab,
             policy=policy,
+            tenants=tenants,
         )
 
 

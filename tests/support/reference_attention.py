@@ -81,9 +81,10 @@ class ReferenceAttention:
         self._device = device
         self._sinks = (None,) * len(windows) if sinks is None else tuple(sinks)
 
-    def connect(self, staging: Staging, tables: Tensor) -> None:
+    def connect(self, staging: Staging, tables: Tensor, window_tables: Tensor | None = None) -> None:
         """Binds the block tables; this attention stages nothing."""
         self._tables = tables
+        self._window_tables = tables if window_tables is None else window_tables
 
     def variants(self, bucket: int) -> list[Variant]:
         """Returns no variants: the launches depend on the rows' lengths."""
@@ -117,7 +118,8 @@ class ReferenceAttention:
             batch_slots, positions, indices = sent[:, first:end]
             tile_groups.append(_TileGroup(size, batch_slots, positions, indices, n_blocks))
             first = end
-        return ReferenceStep(self._shape, self._windows, self._sinks, self._tables, tile_groups)
+        tables = [self._tables if window is None else self._window_tables for window in self._windows]
+        return ReferenceStep(self._shape, self._windows, self._sinks, tables, tile_groups)
 
     def _groups(self, rows: Ints) -> Iterator[tuple[int, Ints]]:
         """Yields groups of tiles of similar length to compute together: tile size, and tiles as in ``_tiles``."""
@@ -157,7 +159,7 @@ class ReferenceStep:
         shape: heads, page size and dtype.
         windows: sliding window of each layer, None for all positions.
         sinks: those of each layer, None for none.
-        tables: the block tables.
+        tables: the block tables of each layer.
         groups: tiles that cover every token exactly once.
     """
 
@@ -166,7 +168,7 @@ class ReferenceStep:
         shape: AttentionShape,
         windows: Sequence[int | None],
         sinks: Sequence[Tensor | None],
-        tables: Tensor,
+        tables: Sequence[Tensor],
         groups: Sequence[_TileGroup],
     ) -> None:
         self._shape = shape
@@ -198,7 +200,7 @@ class ReferenceStep:
         total, sums = torch.zeros_like(peak), torch.zeros_like(q)
         for block_index in range(tiles.n_blocks[window]):
             pages = first_page + block_index * len(block) + block
-            page_ids = self._tables[tiles.batch_slots[:, None], torch.minimum(pages, last_page)]
+            page_ids = self._tables[layer][tiles.batch_slots[:, None], torch.minimum(pages, last_page)]
             keys = (pages[..., None] * page_size + torch.arange(page_size, device=q.device)).flatten(1)[:, None]
             is_seen = (keys <= queries[..., None]) & (keys >= first_seen[..., None])
             k, v = (self._gather_pages(cache, page_ids) for cache in (k_cache, v_cache))

@@ -67,6 +67,7 @@ from radixkv.wire.stats import (
     StateStats,
     Stats,
     TenantStats,
+    WindowStats,
 )
 
 HOST = HostStats(
@@ -105,6 +106,18 @@ STATES = StateStats(
     n_slots=20, n_slots_free=4, saved_total=40, hits_total=33, evicted_total=24, missed_tokens_total=512
 )
 """Counters of states of recurrent layers."""
+WINDOWS = WindowStats(
+    n_window_pages=30,
+    n_window_pages_evictable=12,
+    n_slabs=50,
+    n_slabs_taken=22,
+    n_tails=6,
+    tails_kept_total=41,
+    hits_total=35,
+    evicted_total=25,
+    missed_tokens_total=513,
+)
+"""Counters of window pages."""
 TENANTS = {"search": TenantStats(2, 1, 500, 20), "batch": TenantStats(1, 6, 250)}
 """Counters of tenants, of which the second has no share of pages."""
 REPLICAS = {
@@ -203,6 +216,8 @@ class ScriptedLoop:
     """Counters of drafts."""
     states: StateStats | None = None
     """Counters of states."""
+    windows: WindowStats | None = None
+    """Counters of window pages."""
     draft_use: DraftUse | None = None
     """What becomes of the drafts of each request."""
     tenants: dict[str, TenantStats] = field(default_factory=dict)
@@ -434,6 +449,7 @@ class ScriptedLoop:
             disk=self.disk,
             drafts=self.drafts,
             states=self.states,
+            windows=self.windows,
             tenants=self.tenants,
             replicas=self.replicas,
         )

@@ -30,6 +30,7 @@ from radixkv.wire.stats import (
     StateStats,
     Stats,
     TenantStats,
+    WindowStats,
 )
 
 PREFIX = "radixkv:"
@@ -241,6 +242,8 @@ def _families(stats: Stats) -> Iterator[Metric]:
         yield from _draft_families(stats.drafts)
     if stats.states is not None:
         yield from _state_families(stats.states)
+    if stats.windows is not None:
+        yield from _window_families(stats.windows)
     if stats.tenants:
         yield from _tenant_families(stats.tenants)
     if stats.replicas:
@@ -309,6 +312,26 @@ def _state_families(states: StateStats) -> Iterator[Metric]:
         "state_missed_tokens": (
             states.missed_tokens_total,
             "Prompt tokens computed although their pages were cached, because no state was after them.",
+        ),
+    }
+    yield from _numbers(gauges, counters)
+
+
+def _window_families(windows: WindowStats) -> Iterator[Metric]:
+    gauges: _Values = {
+        "window_pages": (windows.n_window_pages, "Window pages that requests or the prefix cache hold."),
+        "window_pages_evictable": (windows.n_window_pages_evictable, "Those that the prefix cache alone holds."),
+        "window_slabs": (windows.n_slabs, "Slabs that are a window page, or several pages of the other layers."),
+        "window_slabs_taken": (windows.n_slabs_taken, "Those that are a window page now."),
+        "window_tails": (windows.n_tails, "Positions where a prompt can go on, with the window pages before them."),
+    }
+    counters: _Values = {
+        "window_tails_kept": (windows.tails_kept_total, "Such positions that were computed for the prefix cache."),
+        "window_tail_hits": (windows.hits_total, "Times that a prompt went on from one of them."),
+        "window_tails_evicted": (windows.evicted_total, "Those whose window pages went; other pages stayed."),
+        "window_missed_tokens": (
+            windows.missed_tokens_total,
+            "Prompt tokens computed although their pages were cached, because no window pages were before them.",
         ),
     }
     yield from _numbers(gauges, counters)

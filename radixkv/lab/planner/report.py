@@ -118,9 +118,8 @@ def _host_line(pool: PoolPlan, page_size: int, request: RequestShape) -> str:
 def _window_line(windows: WindowPlan) -> str:
     a_row = f"{windows.n_pages_a_row:,} / {windows.pages_per_slab} + {windows.n_window_pages_a_row:,}"
     return (
-        f"  windows  if {windows.n_layers} layers with windows of {windows.window:,} tokens had their own pages, "
-        f"as on the CPU: {windows.n_slabs:,} slabs / ({a_row}) = "
-        f"{plural(windows.n_rows, 'row')} at once, no prefix shared"
+        f"  windows  {windows.n_layers} layers with windows of {windows.window:,} tokens with pages of their own: "
+        f"{windows.n_slabs:,} slabs / ({a_row}) = {plural(windows.n_rows, 'row')} at once, no prefix shared"
     )
 
 

@@ -46,8 +46,8 @@ class BlockTable:
     state: State | None = None
     """What its first row goes on from, held in the tree, in a model with states; None once the row is planned, or
     where it starts at position 0."""
-    window: WindowTable | None = None
-    """Its pages of layers with windows; None where all layers have their K and V in ``pages``."""
+    window: WindowTable = field(default_factory=WindowTable)
+    """Its pages of layers with windows; empty where all layers have their K and V in ``pages``."""
 
     @property
     def private_pages(self) -> list[int]:
@@ -58,7 +58,7 @@ class BlockTable:
     @property
     def has_copies(self) -> bool:
         """Whether the plan of its next row must copy pages."""
-        return bool(self.copies or (self.window is not None and self.window.copies))
+        return bool(self.copies or self.window.copies)
 
     @property
     def can_commit(self) -> bool:

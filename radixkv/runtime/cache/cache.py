@@ -2,7 +2,7 @@
 
 No other module allocates or frees a page. Every page is in exactly one of four places: on the free list, reachable
 in the tree, detached from the tree but leased, or private to one block table (its tail and replaced duplicates).
-Where layers with windows have pages of their own, a slab of pages may also be a window page: ``window_pages``.
+Where layers with windows have pages of their own, a window page may be in the place of pages: ``window_pages``.
 Each pool has a page cache of its own: the device's KV pool, and the slots in host memory behind it.
 """
 
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from radixkv.runtime.cache.block_table import BlockTable, ComputedRow, ReplacedPage
 from radixkv.runtime.cache.checks import check_counts, check_pages
-from radixkv.runtime.cache.free_pages import FreeList, FreePages
+from radixkv.runtime.cache.free_pages import FreePages
 from radixkv.runtime.cache.page_quotas import PageQuotas
-from radixkv.runtime.cache.window_pages import WindowPages
+from radixkv.runtime.cache.window_pages import NoWindowPages
 from radixkv.runtime.cache.windows import Windows
 from radixkv.tree.eviction_policies import EvictionPolicy
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, State
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.spared import WaitingPrompt
-from radixkv.tree.states import BLOCK_TOKENS, States
+from radixkv.tree.states import BLOCK_TOKENS, NodeStates
 
 MIN_COPIED_TOKENS = 4
 """Fewest tokens for which a part of a page is copied. Finding and leasing the page takes the host about as long as
@@ -49,9 +49,9 @@ class PageCache:
         n_states: how many states of recurrent layers, or tails of window pages, the tree can have. Requests then
             go on from a state only, and no part of a page is copied. None: the model needs none.
         state_block_tokens: positions of states are multiples of it.
-        window_pages: the pages of layers with windows, in slabs of the pool; None: all layers are in all pages.
+        window_pages: the pages of layers with windows; None: all layers are in all pages.
         free_pages: the free pages of the pool, all of them: tests give a list that sees every freed page. None
-            makes a plain list, or takes the slabs of ``window_pages``.
+            takes those of ``window_pages``.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PageCache:
         min_copied_tokens: int = MIN_COPIED_TOKENS,
         n_states: int | None = None,
         state_block_tokens: int = BLOCK_TOKENS,
-        window_pages: WindowPages | None = None,
+        window_pages: NoWindowPages | None = None,
         free_pages: FreePages | None = None,
     ) -> None:
         self.n_pages = n_pages
@@ -90,12 +90,9 @@ class PageCache:
         that none of them needs.
 
         The scheduler sets it: its queue ranks requests by this cache, and so is made after it."""
-        self.window_pages = window_pages
-        if free_pages is None:
-            free_pages = FreeList(range(n_pages - 1, -1, -1)) if window_pages is None else window_pages.slabs
-        self._free = free_pages
-        if window_pages is not None and self.tree.states is not None:
-            window_pages.watch(self.tree.states)
+        self.window_pages = window_pages or NoWindowPages()
+        self.window_pages.watch(self.tree.states)
+        self._free = self.window_pages.free_pages(n_pages) if free_pages is None else free_pages
         self._n_private = 0
         """Pages in tails and replaced duplicates."""
 
@@ -105,15 +102,14 @@ class PageCache:
         return len(self._free)
 
     @property
-    def recurrent_states(self) -> States | None:
+    def recurrent_states(self) -> NodeStates | None:
         """The states of recurrent layers, which no page holds; None if the model has no such layers. O(1)."""
-        return self.tree.states if self.window_pages is None else None
+        return None if self.window_pages.exist else self.tree.states
 
     @property
     def n_available(self) -> int:
         """Pages that can be allocated now: free or evictable, alone or in the place of tails. O(1)."""
-        n_pages = len(self._free) + self.tree.n_pages_evictable
-        return n_pages if self.window_pages is None else n_pages + self.window_pages.n_pages_evictable
+        return len(self._free) + self.tree.n_pages_evictable + self.window_pages.n_pages_evictable
 
     def n_available_to(self, namespace: Namespace) -> int:
         """Returns how many pages the namespace's owner can get now. Costs what ``PageQuotas.n_available`` does."""
@@ -134,10 +130,8 @@ class PageCache:
         """Returns how many pages a request lacks to compute ``n_tokens`` tokens in rows of ``max_row_tokens``, with
         those in whose place its window pages will be. O(1)."""
         n_pages = self.pages_for(n_tokens)
-        n_missing = n_pages - len(blocks.pages)
-        if self.window_pages is None:
-            return n_missing
-        return n_missing + self.window_pages.n_pages_missing(blocks.window, n_pages, max_row_tokens)
+        n_lost = self.window_pages.n_pages_missing(blocks.window, n_pages, max_row_tokens)
+        return n_pages - len(blocks.pages) + n_lost
 
     def matches(self, prompts: Iterable[tuple[Namespace, bytes]]) -> list[int]:
         """Returns the length of each prompt's cached prefix, in tokens. Changes nothing. O(edges) a prompt."""
@@ -170,16 +164,12 @@ class PageCache:
                 start: see ``count_hit``.
             needs_state: False also leases pages without a state of recurrent layers, for a copy that brings one.
         """
-        windows = self.window_pages
         if bypasses_tree or not self.is_sharing:
-            return BlockTable(
-                None, [], 0, namespace=namespace, window=None if windows is None else windows.open(None)
-            )
+            return BlockTable(None, [], 0, namespace=namespace)
         lease = self.tree.open_lease(namespace, is_use=is_use, is_hit=is_hit)
         pages = self.tree.extend(lease, tokens, needs_state=needs_state) if reads else []
         state = lease.node.state if pages and needs_state else None
-        window = None if windows is None else windows.open(state)
-        blocks = BlockTable(lease, pages, len(pages), namespace=namespace, window=window)
+        blocks = BlockTable(lease, pages, len(pages), namespace=namespace, window=self.window_pages.open(state))
         if state is not None:
             self.go_on_from(blocks, state)
         return blocks
@@ -264,7 +254,7 @@ class PageCache:
         if n_missing > 0:
             if n_missing > self.n_available_to(blocks.namespace):
                 return False
-            if blocks.window is not None and not self._make_window_room(n_missing, n_missing, n_left_free):
+            if not self.window_pages.make_room(self, n_missing, n_missing, n_left_free=n_left_free):
                 return False
             if n_left_free is not None and (
                 n_missing + n_left_free > len(self._free)
@@ -306,11 +296,10 @@ class PageCache:
                 self._allocate(blocks, 1)
             return True
         n_missing = len(block_tables)
-        if self.window_pages is not None:
-            if not self._make_window_room(n_missing, n_missing):
-                return False
-            for blocks in block_tables:
-                self._grow_windows(blocks, 1)
+        if not self.window_pages.make_room(self, n_missing, n_missing):
+            return False
+        for blocks in block_tables:
+            self.window_pages.grow(blocks.window, 1)
         self._make_free(block_tables[0].namespace, n_missing)
         for blocks, page in zip(block_tables, reversed(self._free.take(n_missing)), strict=True):
             blocks.pages.append(page)
@@ -333,11 +322,14 @@ class PageCache:
         lease = None if blocks.lease is None else self.tree.fork(blocks.lease)
         first, last = self.windows.first_copied(blocks, n_tokens), self.pages_for(n_tokens)
         second = BlockTable(
-            lease, blocks.pages[:first], blocks.n_leased, first - blocks.n_leased, namespace=blocks.namespace
+            lease,
+            blocks.pages[:first],
+            blocks.n_leased,
+            first - blocks.n_leased,
+            namespace=blocks.namespace,
+            window=self.window_pages.fork(blocks.window, n_tokens),
         )
-        if self.window_pages is not None and blocks.window is not None:
-            second.window = self.window_pages.fork(blocks.window, n_tokens)
-            self._grow_windows(second, n_pages - second.window.end)
+        self.window_pages.grow(second.window, n_pages - second.window.end)
         if n_pages > first:
             self._take(second, n_pages - first)
         second.copies = list(zip(blocks.pages[first:last], second.pages[first:last], strict=True))
@@ -347,16 +339,14 @@ class PageCache:
         """Returns whether ``fork`` with these arguments has the pages that it takes, of ``n_room``. Evicts what
         window pages need. O(1), and O(log leaves) a leaf evicted."""
         n_missing = n_pages - self.windows.first_copied(blocks, n_tokens)
-        if self.window_pages is None:
-            return n_missing <= n_room
         n_windows = n_pages - n_tokens // self.page_size
-        n_lost = self.window_pages.slabs.n_pages_lost(n_windows)
-        return n_missing + n_lost <= n_room and self._make_window_room(n_missing, n_windows)
+        n_lost = self.window_pages.n_pages_lost(n_windows)
+        return n_missing + n_lost <= n_room and self.window_pages.make_room(self, n_missing, n_windows)
 
     def is_behind(self, blocks: BlockTable, n_tokens: int) -> bool:
         """Returns whether ``free_behind`` would free pages. O(1)."""
-        if self.window_pages is not None and blocks.window is not None:
-            return self.window_pages.is_behind(blocks.window, n_tokens)
+        if self.window_pages.is_behind(blocks.window, n_tokens):
+            return True
         return self.windows.n_behind(blocks, n_tokens) > blocks.n_freed
 
     def free_behind(self, blocks: BlockTable, n_tokens: int) -> None:
@@ -366,8 +356,7 @@ class PageCache:
         No launched step may have a row that starts before, and no fork may still copy the pages. With a lease only
         window pages go: pages of the tree stay for others. O(pages freed). See docs/decisions/0040-windows.md.
         """
-        if self.window_pages is not None and blocks.window is not None:
-            self.window_pages.free_behind(blocks.window, n_tokens)
+        self.window_pages.free_behind(blocks.window, n_tokens)
         last = self.windows.n_behind(blocks, n_tokens)
         if last > blocks.n_freed:
             self._give_back(blocks.namespace, blocks.pages[blocks.n_freed : last])
@@ -474,8 +463,7 @@ class PageCache:
             self._give_back(blocks.namespace, self.tree.release(blocks.lease))
         self._give_back(blocks.namespace, private)
         self._n_private -= len(private)
-        if self.window_pages is not None and blocks.window is not None:
-            self.window_pages.close(blocks.window)
+        self.window_pages.close(blocks.window)
         if blocks.state is not None and self.recurrent_states is not None:
             self.recurrent_states.let_go(blocks.state)
         blocks.state = None
@@ -528,6 +516,11 @@ class PageCache:
         self.check_counts()
         self.page_quotas.check(check_pages(self, self._free, self._n_private, block_tables))
 
+    def evict_leaves(self, n_pages: int) -> None:
+        """Evicts ``n_pages`` cached pages that no request holds, of any owner, or 1/128 of the pool; fewer if there
+        are no more. O(log leaves) a leaf evicted."""
+        self._evict(max(n_pages, self.n_pages >> 7), None, n_required=n_pages)
+
     def _make_free(self, namespace: Namespace, n_pages: int, *, spares_waiting: bool = False) -> None:
         """Evicts until ``n_pages`` pages are free for the namespace's owner, who may have so many."""
         if n_over := self.page_quotas.n_over_cap(namespace, n_pages):
@@ -539,7 +532,7 @@ class PageCache:
             n_most = self.n_pages >> 7
             n_required = 0 if spares_waiting else n_short
             self._evict(max(n_short, n_most), quotas, n_beyond=n_most, n_required=n_required)
-        while len(self._free) < n_pages and self.window_pages is not None and self.window_pages.evict_tail():
+        while len(self._free) < n_pages and self.window_pages.evict_tail():
             pass
         has_room = spares_waiting or len(self._free) >= n_pages
         assert has_room, "the tree evicted fewer pages than it counts as evictable"
@@ -550,43 +543,9 @@ class PageCache:
             self.n_evicted += len(run.pages)
             self._give_back(run.namespace, run.pages)
 
-    def _make_window_room(self, n_pages: int, n_windows: int, n_left_free: int | None = None) -> bool:
-        """Evicts until ``n_windows`` window pages can be taken, and then ``n_pages`` other pages are available.
-
-        Window pages need whole slabs. So the least recently used leaves are evicted until there are enough, and
-        tails when there is no such leaf any more.
-
-        Args:
-            n_pages: other pages.
-            n_windows: window pages.
-            n_left_free: see ``reserve``.
-        """
-        assert self.window_pages is not None, "only with window pages"
-        windows, slabs = self.window_pages, self.window_pages.slabs
-        n_short = n_windows - slabs.n_free_windows
-        if n_left_free is not None:
-            n_needed = n_pages + n_left_free + slabs.n_pages_lost(n_windows)
-            return n_short <= 0 and n_needed <= len(self._free)
-        if self.n_available < n_pages:
-            return False
-        while (n_short := n_windows - slabs.n_free_windows) > 0:
-            if self.tree.n_pages_evictable:
-                n_evicted = n_short * slabs.pages_per_slab
-                self._evict(max(n_evicted, self.n_pages >> 7), None, n_required=n_evicted)
-            elif not windows.evict_tail():
-                return False
-        while self.n_available - slabs.n_pages_lost(n_windows) < n_pages:
-            if not slabs.n_for_windows < n_windows or not windows.evict_tail():
-                return False
-        return True
-
-    def _grow_windows(self, blocks: BlockTable, n_windows: int) -> None:
-        if self.window_pages is not None and blocks.window is not None:
-            self.window_pages.grow(blocks.window, n_windows)
-
     def _allocate(self, blocks: BlockTable, n_missing: int) -> None:
         """Adds pages to a block table, and as many window pages."""
-        self._grow_windows(blocks, n_missing)
+        self.window_pages.grow(blocks.window, n_missing)
         self._take(blocks, n_missing)
 
     def _take(self, blocks: BlockTable, n_missing: int) -> None:
@@ -599,7 +558,6 @@ class PageCache:
     def _give_back(self, namespace: Namespace, pages: list[int]) -> None:
         """Frees pages that the namespace's owner has owned."""
         self._free += pages
-        if self.window_pages is not None and self.tree.states is not None:
-            self.tree.states.take_left()
+        self.window_pages.take_left()
         if self.page_quotas.names:
             self.page_quotas.add(namespace, -len(pages))

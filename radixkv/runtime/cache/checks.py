@@ -26,8 +26,7 @@ def check_counts(cache: PageCache, n_private: int) -> None:
     """
     tree = cache.tree
     tree.check(deep=False)
-    slabs = None if cache.window_pages is None else cache.window_pages.slabs
-    n_lost = 0 if slabs is None else slabs.n_shared * slabs.pages_per_slab
+    n_lost = cache.window_pages.n_pages_replaced
     if cache.n_free + tree.n_pages_reachable + tree.n_pages_detached + n_private + n_lost != cache.n_pages:
         raise InvariantError(
             f"{cache.n_free} free, {tree.n_pages_reachable} reachable, {tree.n_pages_detached} detached, "
@@ -60,15 +59,10 @@ def check_pages(
     _claim(owners, "the tree", cache.tree.reachable_pages())
     _claim(owners, "a detached path", cache.tree.detached_pages())
     n_private_of: Counter[Namespace] = Counter()
-    if cache.window_pages is not None:
-        slabs, block_tables = cache.window_pages.slabs, list(block_tables)
-        cache.window_pages.check(blocks.window for blocks in block_tables if blocks.window is not None)
-        _claim(owners, "a window page", (page for one in cache.window_pages.used() for page in slabs.pages_of(one)))
+    block_tables = list(block_tables)
+    cache.window_pages.check((blocks.window, len(blocks.pages)) for blocks in block_tables)
+    _claim(owners, "a window page", cache.window_pages.replaced_pages())
     for index, blocks in enumerate(block_tables):
-        if blocks.window is not None and blocks.window.end != len(blocks.pages):
-            raise InvariantError(
-                f"block table {index} has {len(blocks.pages)} pages, and window pages up to {blocks.window.end}"
-            )
         private = blocks.private_pages
         _claim(owners, f"block table {index}", private)
         n_private_of[blocks.namespace] += len(private)

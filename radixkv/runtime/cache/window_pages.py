@@ -8,17 +8,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from radixkv.errors import InvariantError
-from radixkv.runtime.cache.free_pages import Slabs
+from radixkv.runtime.cache.free_pages import FreeList, FreePages, Slabs
 from radixkv.runtime.step.window_pool import WindowPool, max_window_pages
 from radixkv.tree.node import State
-from radixkv.tree.states import States
+from radixkv.tree.states import NodeStates
+from radixkv.wire.stats import WindowStats
+
+if TYPE_CHECKING:
+    from radixkv.runtime.cache.cache import PageCache
 
 
 @dataclass(slots=True, eq=False)
 class WindowTable:
-    """The window pages of one request, which cover what its next row reads, and its launched rows."""
+    """The window pages of one request, which cover what its next row reads, and its launched rows.
+
+    It stays empty where all layers have their K and V in the pages of the block table.
+    """
 
     first: int = 0
     """Entry of the block table that the first of ``pages`` has; those before it were freed, or never read."""
@@ -41,7 +49,130 @@ class WindowTable:
         return first, tuple(self.pages[first - self.first :])
 
 
-class WindowPages:
+class NoWindowPages:
+    """What a page cache asks about window pages, for a pool that has none: all layers are in all pages.
+
+    O(1) each.
+    """
+
+    exist = False
+    """Whether layers with windows have pages of their own, and states of the tree are their tails."""
+
+    @property
+    def n_pages_evictable(self) -> int:
+        """How many pages of layers without windows would be free without tails."""
+        return 0
+
+    @property
+    def n_pages_replaced(self) -> int:
+        """How many pages of layers without windows have a window page in their place."""
+        return 0
+
+    def watch(self, states: NodeStates | None) -> None:
+        """Takes the states whose pages are tails, before there are any."""
+
+    def free_pages(self, n_pages: int) -> FreePages:
+        """Returns the free pages of a new pool of ``n_pages`` pages of layers without windows."""
+        return FreeList(range(n_pages - 1, -1, -1))
+
+    def n_pages_missing(self, table: WindowTable, n_pages: int, max_row_tokens: int) -> int:
+        """Returns how many pages of layers without windows are lost to the window pages that a request still needs.
+
+        Args:
+            table: of the request.
+            n_pages: length that its block table will have.
+            max_row_tokens: maximum tokens of a row.
+        """
+        return 0
+
+    def n_pages_lost(self, n_windows: int) -> int:
+        """Returns how many pages of layers without windows there are less once ``n_windows`` more window pages are
+        taken."""
+        return 0
+
+    def make_room(self, cache: PageCache, n_pages: int, n_windows: int, *, n_left_free: int | None = None) -> bool:
+        """Evicts until ``n_windows`` window pages can be taken, and then ``n_pages`` other pages are available.
+
+        Args:
+            cache: whose pages these are.
+            n_pages: other pages.
+            n_windows: window pages.
+            n_left_free: see ``PageCache.reserve``.
+
+        Returns:
+            False if that cannot be.
+        """
+        return True
+
+    def waits_for_own_slabs(self, n_windows: int) -> bool:
+        """Returns whether ``n_windows`` window pages would take slabs that are also for other pages."""
+        return False
+
+    def open(self, state: State | None) -> WindowTable:
+        """Returns the table of a request that goes on from a tail, or of one that begins. O(pages)."""
+        return WindowTable()
+
+    def grow(self, table: WindowTable, n_pages: int) -> None:
+        """Adds ``n_pages`` pages, which the slabs must have. O(new pages)."""
+
+    def free_behind(self, table: WindowTable, n_tokens: int) -> bool:
+        """Lets go of the pages that no row from position ``n_tokens`` on reads; returns whether there were any.
+
+        No launched step may have a row that starts before, and no fork may still copy the pages. O(pages).
+        """
+        return False
+
+    def is_behind(self, table: WindowTable, n_tokens: int) -> bool:
+        """Returns whether ``free_behind`` would let go of pages."""
+        return False
+
+    def fork(self, table: WindowTable, n_tokens: int) -> WindowTable:
+        """Returns a table of the first ``n_tokens`` tokens: whole pages are shared, and part of a page is copied.
+
+        The slabs must have a page if there is such a part. O(pages).
+        """
+        return WindowTable()
+
+    def reaches(self, table: WindowTable, n_tokens: int) -> bool:
+        """Returns whether a request still has all pages of the window before a position."""
+        return False
+
+    def keep(self, table: WindowTable, state: State) -> None:
+        """Makes a state a tail: it gets the pages before its position, which the request's rows fill. O(pages)."""
+
+    def take_left(self) -> None:
+        """Frees the pages of tails that have left the tree. O(their pages)."""
+
+    def evict_tail(self) -> bool:
+        """Evicts the tail that was used least recently; False if there is none that can be evicted. O(pages)."""
+        return False
+
+    def close(self, table: WindowTable) -> None:
+        """Lets go of all pages of a table. O(pages)."""
+
+    def replaced_pages(self) -> Iterator[int]:
+        """Yields the pages of layers without windows that have a window page in their place. O(these)."""
+        return iter(())
+
+    def stats(
+        self, *, n_tails: int, tails_kept_total: int, hits_total: int, evicted_total: int, missed_tokens_total: int
+    ) -> WindowStats | None:
+        """Returns counters and gauges, with what was counted of tails; None without window pages. See
+        ``WindowStats``."""
+        return None
+
+    def check(self, tables: Iterable[tuple[WindowTable, int]]) -> None:
+        """Checks that each window page is free or held as often as was counted. O(pages of tables and tails).
+
+        Args:
+            tables: all of open block tables, with the length of each block table.
+
+        Raises:
+            InvariantError: a bug in radixkv.
+        """
+
+
+class WindowPages(NoWindowPages):
     """Counts who holds each window page: block tables, and tails in the tree, which are states of positions.
 
     A page is free once nobody holds it. A tail has the pages of the window before its position.
@@ -52,11 +183,13 @@ class WindowPages:
         page_size: tokens per page.
     """
 
+    exist = True
+
     def __init__(self, slabs: Slabs, window: int, page_size: int) -> None:
         self.slabs = slabs
         self.window = window
         self._page_size = page_size
-        self._states: States | None = None
+        self._states: NodeStates | None = None
         self._in_tables: Counter[int] = Counter()
         """How many block tables hold each page."""
         self._in_tails: Counter[int] = Counter()
@@ -72,55 +205,86 @@ class WindowPages:
         slabs = Slabs(pool.pages_per_slab, pool.n_slabs, pool.n_window_slabs)
         return cls(slabs, pool.window, page_size)
 
-    def watch(self, states: States) -> None:
-        """Takes the states whose pages are tails, before there are any."""
+    def watch(self, states: NodeStates | None) -> None:
+        """See ``NoWindowPages.watch``; without states there are no tails."""
         self._states = states
-        states.on_left = self._lose
+        if states is not None:
+            states.on_left = self._lose
 
     @property
     def n_pages_evictable(self) -> int:
-        """How many pages of layers without windows would be free without tails. O(1)."""
+        """See ``NoWindowPages.n_pages_evictable``. O(1)."""
         return self._n_idle * self.slabs.pages_per_slab
+
+    @property
+    def n_pages_replaced(self) -> int:
+        """See ``NoWindowPages.n_pages_replaced``. O(1)."""
+        return self.slabs.n_shared * self.slabs.pages_per_slab
+
+    def free_pages(self, n_pages: int) -> FreePages:
+        """See ``NoWindowPages.free_pages``: the slabs, which have so many."""
+        assert len(self.slabs) == n_pages, "the pool is that of the slabs"
+        return self.slabs
 
     def max_pages(self, max_row_tokens: int) -> int:
         """Returns the most window pages that a request needs for a window and a row."""
         return max_window_pages(self.window, max_row_tokens, self._page_size)
 
-    def n_pages_missing(self, table: WindowTable | None, n_pages: int, max_row_tokens: int) -> int:
-        """Returns how many pages of layers without windows are lost to the window pages that a request still needs.
-
-        Args:
-            table: of the request.
-            n_pages: length that its block table will have.
-            max_row_tokens: maximum tokens of a row.
-        """
-        n_held = 0 if table is None else len(table.pages)
-        n_missing = min(n_pages, self.max_pages(max_row_tokens)) - n_held
+    def n_pages_missing(self, table: WindowTable, n_pages: int, max_row_tokens: int) -> int:
+        """See ``NoWindowPages.n_pages_missing``."""
+        n_missing = min(n_pages, self.max_pages(max_row_tokens)) - len(table.pages)
         return self.slabs.n_pages_lost(n_missing - self._n_idle_for_windows) if n_missing > 0 else 0
+
+    def n_pages_lost(self, n_windows: int) -> int:
+        """See ``NoWindowPages.n_pages_lost``."""
+        return self.slabs.n_pages_lost(n_windows)
+
+    def make_room(self, cache: PageCache, n_pages: int, n_windows: int, *, n_left_free: int | None = None) -> bool:
+        """See ``NoWindowPages.make_room``.
+
+        Window pages need whole slabs. So the least recently used leaves are evicted until there are enough, and
+        tails when there is no such leaf any more. O(log leaves) a leaf evicted.
+        """
+        slabs = self.slabs
+        if n_left_free is not None:
+            n_needed = n_pages + n_left_free + slabs.n_pages_lost(n_windows)
+            return n_windows <= slabs.n_free_windows and n_needed <= cache.n_free
+        if cache.n_available < n_pages:
+            return False
+        while (n_short := n_windows - slabs.n_free_windows) > 0:
+            if cache.tree.n_pages_evictable:
+                cache.evict_leaves(n_short * slabs.pages_per_slab)
+            elif not self.evict_tail():
+                return False
+        while cache.n_available - slabs.n_pages_lost(n_windows) < n_pages:
+            if not slabs.n_for_windows < n_windows or not self.evict_tail():
+                return False
+        return True
+
+    def waits_for_own_slabs(self, n_windows: int) -> bool:
+        """See ``NoWindowPages.waits_for_own_slabs``."""
+        return n_windows > self.slabs.n_for_windows
 
     def first_read(self, n_tokens: int) -> int:
         """Returns the first entry that a row at position ``n_tokens`` reads. O(1)."""
         return max(0, n_tokens + 1 - self.window) // self._page_size
 
     def open(self, state: State | None) -> WindowTable:
-        """Returns the table of a request that goes on from a tail, or of one that begins. O(pages)."""
+        """See ``NoWindowPages.open``."""
         if state is None:
             return WindowTable()
         self._hold(state.pages)
         return WindowTable(state.n_tokens // self._page_size - len(state.pages), list(state.pages))
 
     def grow(self, table: WindowTable, n_pages: int) -> None:
-        """Adds ``n_pages`` pages, which the slabs must have. O(new pages)."""
+        """See ``NoWindowPages.grow``."""
         for _ in range(n_pages):
             page = self.slabs.take_window()
             table.pages.append(page)
             self._in_tables[page] = 1
 
     def free_behind(self, table: WindowTable, n_tokens: int) -> bool:
-        """Lets go of the pages that no row from position ``n_tokens`` on reads; returns whether there were any.
-
-        No launched step may have a row that starts before, and no fork may still copy the pages. O(pages).
-        """
+        """See ``NoWindowPages.free_behind``."""
         n_pages = self.first_read(n_tokens) - table.first
         if n_pages <= 0:
             return False
@@ -130,14 +294,11 @@ class WindowPages:
         return True
 
     def is_behind(self, table: WindowTable, n_tokens: int) -> bool:
-        """Returns whether ``free_behind`` would let go of pages. O(1)."""
+        """See ``NoWindowPages.is_behind``."""
         return self.first_read(n_tokens) > table.first and bool(table.pages)
 
     def fork(self, table: WindowTable, n_tokens: int) -> WindowTable:
-        """Returns a table of the first ``n_tokens`` tokens: whole pages are shared, and part of a page is copied.
-
-        The slabs must have a page if there is such a part. O(pages).
-        """
+        """See ``NoWindowPages.fork``."""
         first, last = max(self.first_read(n_tokens), table.first), n_tokens // self._page_size
         second = WindowTable(first, table.pages[first - table.first : last - table.first])
         self._hold(second.pages)
@@ -147,40 +308,60 @@ class WindowPages:
         return second
 
     def reaches(self, table: WindowTable, n_tokens: int) -> bool:
-        """Returns whether a request still has all pages of the window before a position. O(1)."""
+        """See ``NoWindowPages.reaches``."""
         return table.first <= self.first_read(n_tokens)
 
     def keep(self, table: WindowTable, state: State) -> None:
-        """Makes a state a tail: it gets the pages before its position, which the request's rows fill. O(pages)."""
+        """See ``NoWindowPages.keep``."""
         first, last = self.first_read(state.n_tokens), state.n_tokens // self._page_size
         state.pages = tuple(table.pages[first - table.first : last - table.first])
         assert first >= table.first, "a request has the pages of the window before each position of its rows"
         self._in_tails.update(state.pages)
 
+    def take_left(self) -> None:
+        """See ``NoWindowPages.take_left``."""
+        if self._states is not None:
+            self._states.take_left()
+
     def evict_tail(self) -> bool:
-        """Evicts the tail that was used least recently; False if there is none that can be evicted. O(pages)."""
+        """See ``NoWindowPages.evict_tail``."""
         return self._states is not None and self._states.evict()
 
     def close(self, table: WindowTable) -> None:
-        """Lets go of all pages of a table. O(pages)."""
+        """See ``NoWindowPages.close``."""
         self._let_go(table.pages)
         table.pages = []
 
-    def used(self) -> Iterator[int]:
-        """Yields the window pages that somebody holds. O(pages)."""
-        yield from self._in_tables | self._in_tails
+    def replaced_pages(self) -> Iterator[int]:
+        """See ``NoWindowPages.replaced_pages``."""
+        for page in self._in_tables | self._in_tails:
+            yield from self.slabs.pages_of(page)
 
-    def check(self, tables: Iterable[WindowTable]) -> None:
-        """Checks that each window page is free or held as often as was counted. O(pages of tables and tails).
+    def stats(
+        self, *, n_tails: int, tails_kept_total: int, hits_total: int, evicted_total: int, missed_tokens_total: int
+    ) -> WindowStats:
+        """See ``NoWindowPages.stats``. O(1)."""
+        slabs = self.slabs
+        return WindowStats(
+            n_window_pages=slabs.n_shared + slabs.n_window_slabs - slabs.n_for_windows,
+            n_window_pages_evictable=self._n_idle + self._n_idle_for_windows,
+            n_slabs=slabs.n_slabs,
+            n_slabs_taken=slabs.n_shared,
+            n_tails=n_tails,
+            tails_kept_total=tails_kept_total,
+            hits_total=hits_total,
+            evicted_total=evicted_total,
+            missed_tokens_total=missed_tokens_total,
+        )
 
-        Args:
-            tables: all of open block tables.
-
-        Raises:
-            InvariantError: a bug in radixkv.
-        """
+    def check(self, tables: Iterable[tuple[WindowTable, int]]) -> None:
+        """See ``NoWindowPages.check``."""
         states = () if self._states is None else tuple(self._states)
-        held = Counter(page for table in tables for page in table.pages)
+        held: Counter[int] = Counter()
+        for table, n_pages in tables:
+            held.update(table.pages)
+            if table.end != n_pages:
+                raise InvariantError(f"a block table has {n_pages} pages, and window pages up to {table.end}")
         kept = Counter(page for state in states for page in state.pages)
         if held != self._in_tables or kept != self._in_tails:
             raise InvariantError("window pages are held by other tables and tails than were counted")

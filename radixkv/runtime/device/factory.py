@@ -124,7 +124,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
     if are_mixed(model.windows_within(settings.max_model_len)):
-        excluding = _excludes_window_pages(config, device, model)
+        excluding = _excludes_window_pages(config, model)
         if excluding is None:
             settings = msgspec.structs.replace(settings, has_window_pages=True)
             resolved = replace(resolved, device_settings=settings)
@@ -166,12 +166,11 @@ def _state_room(config: EngineConfig, checkpoint: Checkpoint, gpu: Gpu) -> State
     return StateRoom(size.state_bytes, max(0, min(usable_bytes, gpu.free_bytes) - size.weight_bytes))
 
 
-def _excludes_window_pages(config: EngineConfig, device: Device, model: DecoderConfig) -> str | None:
+def _excludes_window_pages(config: EngineConfig, model: DecoderConfig) -> str | None:
     """Returns what an engine has that works with pages of all layers only, in this release; None if nothing."""
     cases = {
-        "CUDA has no window pages": device == "cuda",
         "host_memory_bytes (--host-memory) copies pages of all layers": config.cache.host_memory_bytes is not None,
-        "tenants share pages of all layers": bool(config.tenants),
+        "tenants have shares of pages": any(one.has_page_share for one in config.tenants),
         "tensor_parallel_size is more than 1": config.model.tensor_parallel_size > 1,
         "K and V have several shapes, or layers read those of others": not model.has_equal_heads,
     }

@@ -140,7 +140,8 @@ class Packer:
         self._count_split = count_split
         self._n_pages = n_pages
         self._max_tokens = max_tokens
-        self._width = -(-settings.max_model_len // settings.page_size)
+        self.width = -(-settings.max_model_len // settings.page_size)
+        """Entries per block table."""
         self._table_ends = np.zeros(settings.max_num_seqs, dtype=np.int32)
 
     def pack(self, plan: StepPlan) -> PackedStep:
@@ -200,7 +201,7 @@ class Packer:
                 f"{n_ids} tokens; the device takes {self._max_tokens}",
             ),
             (ends <= max_model_len, f"a position beyond max_model_len {max_model_len}"),
-            ((rows.table_starts >= 0) & (table_ends <= self._width), f"table entries beyond {self._width}"),
+            ((rows.table_starts >= 0) & (table_ends <= self.width), f"table entries beyond {self.width}"),
             (not len(outside), f"pages {outside.tolist()} of a pool of {self._n_pages}"),
             (~replaces | (rows.table_starts <= known), "an update leaves a hole in the block table"),
             (-(-ends // page_size) <= new_known, "no page is known for some positions"),

@@ -89,5 +89,6 @@ def make_stats(
         disk=disk,
         drafts=scheduler.drafts.stats(),
         states=scheduler.states.stats(),
+        windows=scheduler.states.window_stats(),
         tenants=scheduler.shares.stats(lambda sender: count_requests_of(sender, scheduler, gate)),
     )

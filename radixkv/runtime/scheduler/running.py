@@ -330,10 +330,9 @@ class RunningRequests:
     def _waits_for_window_slabs(self, request: Request, n_windows: int) -> bool:
         """Returns whether a request that has begun again, and runs alone, waits for its launched rows: they free
         window pages in slabs for windows only, and it must not take others meanwhile. O(1)."""
-        windows = self._cache.window_pages
-        if windows is None or not request.recovery.bypasses_tree or len(self) > 1:
+        if not request.recovery.bypasses_tree or len(self) > 1:
             return False
-        return request.n_in_flight > 0 and n_windows > windows.slabs.n_for_windows
+        return request.n_in_flight > 0 and self._cache.window_pages.waits_for_own_slabs(n_windows)
 
     def _begins_again(self, request: Request) -> bool:
         """Returns whether there will be room for a request that runs alone, because it begins without the cache.
@@ -342,7 +341,7 @@ class RunningRequests:
         were in use that are for windows only. O(tails) once for a request.
         """
         windows = self._cache.window_pages
-        if windows is None or request.recovery.bypasses_tree:
+        if not windows.exist or request.recovery.bypasses_tree:
             return False
         while windows.evict_tail():
             pass

@@ -324,7 +324,7 @@ class Scheduler:
             if not request.n_pending_copies:
                 if blocks.replaced:
                     self.cache.free_replaced(blocks, plan.step)
-                if blocks.window is not None or (blocks.lease is None and self.cache.windows.n_tokens is not None):
+                if blocks.window.pages or (blocks.lease is None and self.cache.windows.n_tokens is not None):
                     # This comes after a leader's forks: their first rows start one position before its next row.
                     self.cache.free_behind(blocks, row.start + row.n_tokens - row.n_drafts + n_more)
         self.running.release()
@@ -531,7 +531,7 @@ def _take_copies(requests: list[Request]) -> tuple[_Copies, _Copies, list[Lease]
             if blocks.source is not None:
                 sources.append(blocks.source)
                 blocks.source = None
-        if blocks.window is not None and blocks.window.copies:
+        if blocks.window.copies:
             window_copies += blocks.window.copies
             blocks.window.copies = []
     return tuple(copies), tuple(window_copies), sources

@@ -11,7 +11,7 @@ from radixkv.runtime.protocols import States
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StateFork, StateLoad, StateSave, StepPlan
 from radixkv.tree.node import State
-from radixkv.wire.stats import StateStats
+from radixkv.wire.stats import StateStats, WindowStats
 
 _MIN_AWAITED_BLOCKS = 2
 """A prompt waits a step for a state if that saves so many blocks or more: fewer save less than a step takes."""
@@ -62,17 +62,17 @@ class TreeStates(States):
         self._n_hits = self._n_missed_tokens = 0
 
     def is_awaited(self, request: Request) -> bool:
-        """See ``States.is_awaited``. ``tree.States.n_coming``."""
+        """See ``States.is_awaited``. ``NodeStates.n_coming``."""
         if not request.reads_cache or request.recovery.bypasses_tree:
             return False
         n_saved = self._states.n_coming(request.namespace, request.key)
         return n_saved >= _MIN_AWAITED_BLOCKS * self.block_tokens
 
     def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> None:
-        """See ``States.plan_row``. ``places``, and ``tree.States.put`` for each state."""
+        """See ``States.plan_row``. ``places``, and ``NodeStates.put`` for each state."""
         blocks, source = request.blocks, request.blocks.state
         if source is not None:
-            if self._window_pages is None:
+            if not self._window_pages.exist:
                 self._loads.append(StateLoad(source.slot, request.batch_slot))
                 self._held.append(source)
             blocks.state = None
@@ -89,12 +89,12 @@ class TreeStates(States):
                 state = self._states.put(blocks.lease, position, is_turn=is_turn)
                 if state is not None:
                     self._coming.append((request.batch_slot, state))
-                    if self._window_pages is None:
+                    if self._window_pages.exist:
+                        self._window_pages.keep(blocks.window, state)
+                    else:
                         self._saves.append(StateSave(request.batch_slot, position, state.slot))
                         self._states.hold(state)
                         self._held.append(state)
-                    elif blocks.window is not None:
-                        self._window_pages.keep(blocks.window, state)
         if source is not None and source.is_turn and len(self._coming) > n_before:
             self._states.demote(source)
 
@@ -107,13 +107,13 @@ class TreeStates(States):
         if n_in_tree < end and (n_in_tree > start or self._found_until.get(request.batch_slot) == start):
             places.append(n_in_tree)
         self._found_until[request.batch_slot] = end if n_in_tree == end else 0
-        has_choices = bool(request.followers) and self._window_pages is None
+        has_choices = bool(request.followers) and not self._window_pages.exist
         turns = [last, request.n_prompt - 1] if has_choices else [last]
         return dict.fromkeys(map(self._floor, turns), True) | dict.fromkeys(map(self._floor, places), False)
 
     def forked(self, parent: Request, fork: Request) -> None:
         """See ``States.forked``: the next plan copies the state, because the parent's next row changes it. O(1)."""
-        if self._window_pages is None:
+        if not self._window_pages.exist:
             self._forks.append((StateFork(parent.batch_slot, fork.batch_slot), fork))
 
     def take(self, step: int) -> tuple[tuple[StateLoad, ...], tuple[StateSave, ...], tuple[StateFork, ...]]:
@@ -145,7 +145,7 @@ class TreeStates(States):
     def ended(self, request: Request) -> None:
         """See ``States.ended``: keeps a tail where an answer ends, which needs no step. O(pages of a window)."""
         blocks, windows = request.blocks, self._window_pages
-        if windows is None or blocks.window is None or blocks.lease is None or request.is_canary:
+        if not windows.exist or blocks.lease is None or request.is_canary:
             return
         position = blocks.lease.n_tokens
         if blocks.can_commit and blocks.is_computed and position and windows.reaches(blocks.window, position):
@@ -169,14 +169,25 @@ class TreeStates(States):
         return forks
 
     def stats(self) -> StateStats | None:
-        """See ``States.stats``; None with window pages, whose slots mean nothing. O(states that have left)."""
-        if self._window_pages is not None:
+        """See ``States.stats``. O(states that have left)."""
+        if self._window_pages.exist:
             return None
         states = self._states
         return StateStats(
             n_slots=states.n_slots,
             n_slots_free=states.n_free,
             saved_total=states.n_saved,
+            hits_total=self._n_hits,
+            evicted_total=states.n_evicted,
+            missed_tokens_total=self._n_missed_tokens,
+        )
+
+    def window_stats(self) -> WindowStats | None:
+        """See ``States.window_stats``. O(states that have left)."""
+        states = self._states
+        return self._window_pages.stats(
+            n_tails=states.n_slots - states.n_free,
+            tails_kept_total=states.n_saved,
             hits_total=self._n_hits,
             evicted_total=states.n_evicted,
             missed_tokens_total=self._n_missed_tokens,

@@ -17,7 +17,7 @@ from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 from radixkv.runtime.tiers.tier_link import Load, Offer, Store, TierLink
 from radixkv.settings.config import LoadPolicy, WritePolicy
 from radixkv.tree.node import TOKEN_BYTES, Namespace, State
-from radixkv.tree.states import States
+from radixkv.tree.states import NodeStates
 from radixkv.wire.stats import HostStats
 
 HostLoad = Load[BlockTable]
@@ -345,12 +345,12 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         self.copier.close()
 
     @property
-    def _device_states(self) -> States:
+    def _device_states(self) -> NodeStates:
         assert self.device.tree.states is not None, "only of a model with recurrent layers"
         return self.device.tree.states
 
     @property
-    def _host_states(self) -> States:
+    def _host_states(self) -> NodeStates:
         assert self.host.tree.states is not None, "only of a model with recurrent layers"
         return self.host.tree.states
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.paths import ROOT
 from support.promql import parse, unknown_names
-from support.scripted_runtime import DISK, DRAFTS, HOST, REPLICAS, SHARED_STORE, STATES, TENANTS, Site
+from support.scripted_runtime import DISK, DRAFTS, HOST, REPLICAS, SHARED_STORE, STATES, TENANTS, WINDOWS, Site
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/radixkv.json").read_text())
 RULES = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
@@ -26,10 +26,10 @@ Series = dict[str, list[dict[str, str]]]
 
 @pytest.fixture
 def series(site: Site) -> Series:
-    """Returns by metric the labels of all series: drafts, states, tenants, replicas, tiers, a shared store."""
+    """Returns by metric the labels of all series, also of what few servers have."""
     site.loop.host = HOST
     site.loop.tenants, site.loop.drafts, site.loop.replicas = TENANTS, DRAFTS, REPLICAS
-    site.loop.states = STATES
+    site.loop.states, site.loop.windows = STATES, WINDOWS
     series: Series = defaultdict(list, {"up": [SCRAPED]})
     for behind_the_host_tier in (SHARED_STORE, DISK):
         site.loop.disk = behind_the_host_tier

@@ -11,7 +11,7 @@ from radixkv.frontend.miss_counts import MissCounts
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, Done, GetStats
 from radixkv.wire.stats import DiskStats, HostStats, Stats
-from support.scripted_runtime import DISK, DRAFTS, HOST, SHARED_STORE, STATES, TENANTS, ScriptedLoop
+from support.scripted_runtime import DISK, DRAFTS, HOST, SHARED_STORE, STATES, TENANTS, WINDOWS, ScriptedLoop
 
 
 def scripted(**changes: Any) -> Stats:
@@ -84,6 +84,22 @@ def test_drafts_are_counted_by_source_and_by_position() -> None:
         ('num_accepted_tokens_per_pos_total{position="3"}', 0),
     ):
         assert f"\nradixkv:spec_decode_{name} {value}.0\n" in rendered
+
+
+def test_window_pages_are_counted() -> None:
+    rendered = Metrics().render(scripted(windows=WINDOWS)).decode()
+    for name, value in (
+        ("pages", 30),
+        ("pages_evictable", 12),
+        ("slabs", 50),
+        ("slabs_taken", 22),
+        ("tails", 6),
+        ("tails_kept_total", 41),
+        ("tail_hits_total", 35),
+        ("tails_evicted_total", 25),
+        ("missed_tokens_total", 513),
+    ):
+        assert f"\nradixkv:window_{name} {value}.0\n" in rendered
 
 
 def test_states_are_counted() -> None:

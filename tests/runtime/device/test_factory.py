@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from radixkv.runtime.device.resolved_config import with_defaults
 from radixkv.runtime.drafts.text_drafts import TextDrafts
 from radixkv.runtime.open_loop import build_loop
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
-from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, TenantConfig
 from radixkv.settings.speculative import SpeculativeConfig
 
 Get = Callable[[str], Checkpoint]
@@ -393,3 +394,30 @@ def test_states_count_on_a_gpu_and_have_defaults_of_their_own(hybrid: Checkpoint
             resolve_config(replace(plain, **changes), hybrid, H100)
     with pytest.raises(ConfigError, match="no recurrent layers"):
         resolve_config(replace(plain, cache=CacheConfig(state_memory_bytes=1 << 30)), supported, H100)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_layers_with_windows_have_pages_of_their_own_on_both_devices(
+    small: Checkpoint, device: Literal["cpu", "cuda"], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless something needs pages of all layers, which the log names."""
+    kinds = {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 2, "head_dim": 128, "sliding_window": 16}
+    mixed = replace(small, config={**small.config, **kinds, "layer_types": ["sliding_attention", "full_attention"]})
+    plain = EngineConfig(ModelConfig(device=device, max_model_len=64))
+    assert resolve_config(plain, mixed, H100).device_settings.has_window_pages
+    assert not caplog.records
+    assert resolve_config(
+        replace(plain, tenants=(TenantConfig("a"),)), mixed, H100
+    ).device_settings.has_window_pages
+    within = replace(plain, model=ModelConfig(device=device, max_model_len=16))
+    assert not resolve_config(within, mixed, H100).device_settings.has_window_pages
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"cache": CacheConfig(host_memory_bytes=1 << 24)}, "host_memory_bytes"),
+        ({"tenants": (TenantConfig("a", max_page_share=0.5), TenantConfig("b"))}, "tenants have shares of pages"),
+    ]
+    with caplog.at_level(logging.INFO):
+        for changes, what in cases:
+            caplog.clear()
+            settings = resolve_config(replace(plain, **changes), mixed, H100).device_settings
+            assert not settings.has_window_pages
+            assert f"all pages of layers with windows are kept: {what}" in caplog.text

@@ -30,7 +30,7 @@ from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
 from radixkv.runtime.device.memory.cpu.slab_pool import SlabPool
 from radixkv.runtime.device.memory.page_shape import PageLayout, count_pages
-from radixkv.runtime.device.memory.slab_shape import SlabShape, are_mixed, slab_shape
+from radixkv.runtime.device.memory.slab_shape import open_slabs
 from radixkv.runtime.device.memory.state_size import all_states_bytes, count_states
 from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.memory_check import require_memory
@@ -117,20 +117,12 @@ class CpuExecutor:
             self.n_states = count_states(config.delta_nets, weights.dtype, settings)
             states = RecurrentStates(config.delta_nets, max_rows, self.n_states, weights.dtype)
         windows = config.windows_within(max_model_len)
-        slabs = _slabs(page, windows, n_pages, settings)
+        slabs = open_slabs(page.parts[0], windows, n_pages, settings)
         self.window_pool = self._window_tables = None
         if slabs is None:
             self.pool: KVPool | SlabPool = KVPool(page, n_pages, states)
         else:
             self.pool, self.window_pool, n_pages = SlabPool(slabs), slabs.pool, slabs.n_pages
-            logger.info(
-                "layers with windows of %d tokens have pages of their own: %d slabs of %d pages or one for windows "
-                "and %d for windows only",
-                slabs.window,
-                slabs.n_slabs,
-                slabs.pages_per_slab,
-                slabs.n_window_slabs,
-            )
             self._window_tables = WindowTables(
                 max_rows=max_rows,
                 max_model_len=max_model_len,
@@ -413,29 +405,6 @@ def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageLayout, 
     page = PageLayout.of(config, settings.page_size, dtype)
     n_pages = count_pages(page, settings.kv_cache_memory_bytes, settings.max_total_tokens)
     return page, n_pages
-
-
-def _slabs(
-    page: PageLayout, windows: tuple[int | None, ...], n_pages: int, settings: DeviceSettings
-) -> SlabShape | None:
-    """Returns the slabs of a pool with the memory of ``n_pages`` pages of all layers; None if it has none."""
-    if not settings.has_window_pages or not are_mixed(windows):
-        return None
-    (part,) = page.parts
-    shape = slab_shape(
-        part,
-        windows,
-        n_pages,
-        max_row_tokens=settings.max_num_batched_tokens,
-        max_model_len=settings.max_model_len,
-    )
-    if shape is None:
-        logger.info(
-            "%d pages are kept of all layers: the pool is too small to give back those behind windows of %d tokens",
-            n_pages,
-            max(window for window in windows if window is not None),
-        )
-    return shape
 
 
 def _check_memory(

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from radixkv.errors import DeviceError
 from radixkv.runtime.device.attention.cpu.base import RowSpan
 from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.pack import PackedStep
+from radixkv.runtime.device.window_changes import check_window_pages
 from radixkv.runtime.step.plan import StepPlan
 
 
@@ -31,15 +31,7 @@ class WindowTables:
 
     def check(self, plan: StepPlan) -> None:
         """Raises ``DeviceError`` if a plan has window pages beyond the pool or the tables. O(changed pages)."""
-        pages = [page for row in plan.rows for page in row.window_pages]
-        pages += [page for pair in plan.window_copies for page in pair]
-        if pages and not 0 <= min(pages) <= max(pages) < self._n_pages:
-            raise DeviceError(
-                f"step {plan.step} has window pages {min(pages)} to {max(pages)} of a pool of {self._n_pages}"
-            )
-        for row in plan.rows:
-            if row.window_start < 0 or row.window_start + len(row.window_pages) > self._tables.shape[1]:
-                raise DeviceError(f"step {plan.step}, batch slot {row.batch_slot}: window table entries are beyond")
+        check_window_pages(plan, self._n_pages, self._tables.shape[1])
 
     def update(self, plan: StepPlan) -> None:
         """Applies the changes of a step. O(rows + changed pages)."""

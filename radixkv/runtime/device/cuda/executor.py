@@ -21,11 +21,13 @@ from radixkv.runtime.device.memory.cuda.copy_stream import CopyStream
 from radixkv.runtime.device.memory.cuda.driver import CudaDriver
 from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
 from radixkv.runtime.device.memory.cuda.host_states import CudaHostStates
+from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
 from radixkv.runtime.device.sampling.logit_edits import has_edits
 from radixkv.runtime.device.sampling.row_sampling import is_greedy
+from radixkv.runtime.device.window_changes import check_window_pages
 from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.page_copier import SlotPart
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
@@ -52,6 +54,7 @@ class CudaExecutor:
         stream: all work is enqueued here.
         kv_scales: of a quantized pool, as ``kv_dtype.scales_text`` returns them; empty for another.
         window: the most positions that a token attends to in any layer; None if a layer has no window.
+        window_pool: of the pool, if that has window pages.
     """
 
     n_ranks = 1
@@ -59,7 +62,6 @@ class CudaExecutor:
     """Plans should list shared runs: attention can read their pages once for many rows."""
     splits_drafts = True
     """A draft is a row to attention, which takes the place of another."""
-    window_pool: WindowPool | None = None
     is_asynchronous = True
     """The GPU computes launched steps while the host does other things."""
 
@@ -73,6 +75,7 @@ class CudaExecutor:
         stream: torch.cuda.Stream,
         kv_scales: str = "",
         window: int | None = None,
+        window_pool: WindowPool | None = None,
     ) -> None:
         pool = runner.pool
         self.device = torch.cuda.get_device_name(stream.device)
@@ -82,6 +85,7 @@ class CudaExecutor:
         self.n_states = None if runner.states is None else runner.states.n_tree_slots
         self.vocab_size = vocab_size
         self.window = window
+        self.window_pool = window_pool
         self.page_origin = PageOrigin(
             device="cuda",
             processor="compute capability {}.{}".format(*torch.cuda.get_device_capability(stream.device)),
@@ -107,6 +111,9 @@ class CudaExecutor:
         step = self._packer.pack(plan)
         if self._runner.states is not None:
             self._runner.states.check(plan)
+        if self.window_pool is not None:
+            n_window_pages = self.window_pool.n_slabs + self.window_pool.n_window_slabs
+            check_window_pages(plan, n_window_pages, self._packer.width)
         with self._errors.convert(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
             begun = torch.cuda.Event(enable_timing=True)
             begun.record(self._stream)
@@ -132,6 +139,7 @@ class CudaExecutor:
         """
         driver, pace = CudaDriver(), CopyPace(self._is_stepping)
         pool, states = self._runner.pool, self._runner.states
+        assert isinstance(pool, CudaPool), "with a host tier layers with windows have no own pages"
         if states is None:
             return CopyThreads(CudaHostSlots(pool, host_memory_bytes, driver, pace, part))
         state_slots = StateSlots(

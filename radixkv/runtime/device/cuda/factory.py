@@ -33,6 +33,7 @@ from radixkv.runtime.device.memory.cuda.pool_size import measure_memory, plan_pa
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.cuda.staging import StagingLayout
 from radixkv.runtime.device.memory.page_shape import PageLayout
+from radixkv.runtime.device.memory.slab_shape import empty_slabs, open_slabs
 from radixkv.runtime.device.memory.state_size import count_states
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
@@ -144,20 +145,23 @@ def open_cuda_executor(
         sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
         sampler.warm_up(torch_dtype)
         times.end("sampler")
-        runner.open_pool(page, 0)
+        no_slabs = empty_slabs(page.parts[0], windows) if settings.has_window_pages else None
+        runner.open_pool(page, 0, no_slabs)
         step_bytes = runner.measure_largest() + runner.logits_bytes
         if delta_nets is not None:  # a row may begin and end within blocks
             step_bytes += 2 * settings.max_num_seqs * _block_bytes(delta_nets, torch_dtype)
         times.end("largest step")
         graph_bytes = _graph_bytes(runner, config.n_layers)
         times.end("memory of graphs")
-        runner.open_pool(page, 0)
+        runner.open_pool(page, 0, no_slabs)
         torch.cuda.empty_cache()
         n_pages = plan_pages(page, measure_memory(device, step_bytes + graph_bytes), settings)
         if group is not None:
             n_pages = group.minimum(n_pages)
+        slabs = open_slabs(page.parts[0], windows, n_pages, settings)
+        runner.open_pool(page, n_pages, slabs)
+        n_pages = runner.pool.n_pages
         logger.info("the KV pool holds %d tokens", n_pages * settings.page_size)
-        runner.open_pool(page, n_pages)
         times.end("pool")
         runner.capture(runner.decode_sizes)
         runner.capture_piecewise(runner.piecewise_sizes)
@@ -170,6 +174,7 @@ def open_cuda_executor(
         stream=stream,
         kv_scales=scales_text(kv_dtype, kv_scales or ()),
         window=longest_window(windows),
+        window_pool=None if slabs is None else slabs.pool,
     )
 
 

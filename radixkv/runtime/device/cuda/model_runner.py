@@ -18,14 +18,17 @@ from radixkv.runtime.device.attention.cuda.decode_plan import DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.collectives import Collectives
 from radixkv.runtime.device.cuda.persistent_batch import PersistentBatch, RowFields
+from radixkv.runtime.device.cuda.window_tables import WindowFields, WindowTables
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.graphs.decode import DecodeGraphs, decode_buckets
 from radixkv.runtime.device.graphs.piecewise import PiecewiseGraphs, token_buckets
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates, SortedSaves
+from radixkv.runtime.device.memory.cuda.slab_pool import CudaSlabPool
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
 from radixkv.runtime.device.memory.page_shape import PageLayout
+from radixkv.runtime.device.memory.slab_shape import SlabShape
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
 from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
@@ -57,7 +60,7 @@ class ModelRunner:
         decoder: the model.
         attention: for the decoder's heads; ``layout`` holds its staging fields, if it has any.
         layout: the staging fields of a step's rows are added to it; none is added later.
-        settings: sizes of pages, rows and steps, and whether there are graphs.
+        settings: sizes of pages, rows and steps, and whether there are graphs, or window pages.
         stream: all work is enqueued here; it must be the current stream.
         collectives: of this rank.
         states: of gated delta nets; None: the model has none.
@@ -85,13 +88,14 @@ class ModelRunner:
         self.piecewise_sizes = token_buckets(settings.max_num_batched_tokens) if has_graphs else []
         """Numbers of tokens to capture piecewise graphs for."""
         self._row_fields = RowFields(max_rows, layout)
+        self._window_fields = WindowFields(max_rows, layout) if settings.has_window_pages else None
         self._stream = stream
         self._device = stream.device
         self._staging = Staging(layout, self._device)
         self._logits = decoder.empty_logits(max_rows)
         self._scratch = argmax_scratch(max_rows, self._logits.shape[1], self._device)
         self._argmax_results = torch.zeros(2 * max_rows, dtype=torch.int32, device=self._device)
-        self._pool: CudaPool | None = None
+        self._pool: CudaPool | CudaSlabPool | None = None
         self._graphs = DecodeGraphs(stream)
         self._piecewise = PiecewiseGraphs(decoder, stream)
 
@@ -101,7 +105,7 @@ class ModelRunner:
         return self._collectives.rank == 0
 
     @property
-    def pool(self) -> CudaPool:
+    def pool(self) -> CudaPool | CudaSlabPool:
         """The KV pool opened last."""
         assert self._pool is not None, "open_pool must be called first"
         return self._pool
@@ -116,16 +120,30 @@ class ModelRunner:
         """Bytes of one step's logits. Sampling may copy as much, where it takes only some of the rows."""
         return self._logits.nbytes
 
-    def open_pool(self, page: PageLayout, n_pages: int) -> None:
-        """Replaces the KV pool, and drops graphs and block tables."""
+    def open_pool(self, page: PageLayout, n_pages: int, slabs: SlabShape | None = None) -> None:
+        """Replaces the KV pool, and drops graphs and block tables.
+
+        Args:
+            page: of all layers.
+            n_pages: pages of all layers.
+            slabs: of the pool in place of such pages; only with ``has_window_pages`` in the settings.
+        """
         self._graphs.clear()
         self._piecewise.clear()
         self._pool = None  # frees its memory for the next one
-        self._pool = CudaPool(page, n_pages, self._device, self.states)
+        if slabs is None:
+            self._pool = CudaPool(page, n_pages, self._device, self.states)
+        else:
+            self._pool = CudaSlabPool(slabs, self._device)
+        windows = self._open_window_tables(self._pool)
         # The first copies load kernels, for which the driver waits until the device is idle: not within a step.
         # torch has one kernel for up to 16 indices, and one for more.
         for n_pages_copied in (1, 17):
             self._pool.copy([(self._pool.zero_page, self._pool.zero_page)] * n_pages_copied)
+            if isinstance(self._pool, CudaSlabPool):
+                self._pool.copy_windows(
+                    [(self._pool.zero_window_page, self._pool.zero_window_page)] * n_pages_copied
+                )
         if self.states is not None:
             self.states.warm_up()
         self._batch = PersistentBatch(
@@ -133,9 +151,24 @@ class ModelRunner:
             self._staging,
             self._settings,
             zero_page=self._pool.zero_page,
+            page_pitch=self._pool.page_pitch,
+            windows=windows,
             max_static_tokens=max(self.piecewise_sizes, default=0),
         )
-        self._attention.connect(self._staging, self._batch.tables)
+        self._attention.connect(self._staging, self._batch.tables, None if windows is None else windows.tables)
+
+    def _open_window_tables(self, pool: CudaPool | CudaSlabPool) -> WindowTables | None:
+        """Returns empty window block tables for a pool with window pages."""
+        if not isinstance(pool, CudaSlabPool):
+            return None
+        assert self._window_fields is not None, "a pool has slabs only where the settings have window pages"
+        return WindowTables(
+            self._window_fields,
+            self._staging,
+            width=-(-self._settings.max_model_len // self._settings.page_size),
+            zero_page=pool.zero_window_page,
+            page_pitch=pool.window_pitch,
+        )
 
     def capture(self, sizes: Sequence[int]) -> int:
         """Captures decode graphs over the pool for these numbers of rows, if attention supports graphs. Takes up
@@ -182,7 +215,7 @@ class ModelRunner:
             n_decode < step.n_rows
             and self.states is None  # a state's tokens come one after the other
             and self._graphs.bucket(len(step.ids)) is not None
-            and self._row_fields.fits_updates(step)
+            and self._fits_updates(step)
             and self._attention.fits_prompts(rows.starts[n_decode:], rows.n_tokens[n_decode:])
             and not any(row.reports_states for row in step.plan.rows)
         ):
@@ -193,6 +226,9 @@ class ModelRunner:
         """Enqueues one step."""
         if step.plan.copies:
             self.pool.copy(step.plan.copies)
+        if step.plan.window_copies:
+            assert isinstance(self.pool, CudaSlabPool), "checked by the executor"
+            self.pool.copy_windows(step.plan.window_copies)
         if self.states is None:
             return self._enqueue(step)
         saves = SortedSaves.of(step.plan)
@@ -204,9 +240,16 @@ class ModelRunner:
 
     def _enqueue(self, step: PackedStep) -> StepOutputs:
         bucket = None
-        if self._row_fields.fits_decode_graph(step) and not any(row.reports_states for row in step.plan.rows):
+        is_decode = step.n_decode == step.n_rows
+        if is_decode and self._fits_updates(step) and not any(row.reports_states for row in step.plan.rows):
             bucket = self._graphs.bucket(step.n_rows)
         return self._run(step) if bucket is None else self._replay(step, bucket)
+
+    def _fits_updates(self, step: PackedStep) -> bool:
+        """Whether the step has few enough changes of block tables for their staging fields."""
+        if not self._row_fields.fits_updates(step):
+            return False
+        return self._window_fields is None or self._window_fields.fits(step.plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab], newly allocated. All ranks must do this; rank 0 alone gets logits."""
@@ -231,6 +274,8 @@ class ModelRunner:
     def _replay(self, step: PackedStep, bucket: int) -> StepOutputs:
         staged = self._staging.stage()
         self._row_fields.fill_decode(staged, step, bucket)
+        if self._window_fields is not None:
+            self._window_fields.fill(staged, step.plan)
         decode = self._attention.plan_decode(staged, _decode_rows(step), bucket)
         self._staging.send(staged)
         self._graphs.replay(bucket, decode.variant)
@@ -246,6 +291,7 @@ class ModelRunner:
         self._staging.send(staged)
         if len(step.updates):
             self._batch.update(step.n_rows, to_device(step.updates, self._device))
+        self._batch.update_windows(step.plan)
         if n_decode < step.n_rows:
             prompts = self._attention.plan_prompts(
                 step.rows.batch_slots[n_decode:], step.rows.starts[n_decode:], step.rows.n_tokens[n_decode:]
@@ -306,6 +352,8 @@ class ModelRunner:
         """Stages a step of padding rows, for a graph capture."""
         staged = self._staging.stage()
         self._row_fields.pad(staged, 0, bucket)
+        if self._window_fields is not None:
+            self._window_fields.fill(staged, None)
         no_rows = np.empty(0, np.int32)
         decode: DecodeStep = self._attention.plan_decode(staged, DecodeRows(no_rows, no_rows), bucket, variant)
         self._staging.send(staged)
@@ -313,7 +361,7 @@ class ModelRunner:
 
     def _decode(self, run: Callable[..., Tensor], step: DecodeStep) -> None:
         """Enqueues what a decode graph captures, with ``run`` for the layers: all, or one of each kind."""
-        self._batch.update(step.n_rows)
+        self._batch.update_staged(step.n_rows)
         inputs = self._batch.prepare_decode(step.n_rows)
         states = run(inputs, self.pool, self._attention.step(step, None))
         self._compute_argmax(states, step.n_rows)

@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.cuda.window_tables import WindowTables
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
 from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, TokenInputs
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
 from radixkv.runtime.device.pack import Ints, PackedStep, RowArrays
+from radixkv.runtime.step.plan import StepPlan
 
 _UPDATES_A_ROW = 4
 """Staged block table entries per row: a decode row mostly has none, and hardly ever two."""
@@ -60,12 +62,8 @@ class RowFields:
         """Whether the step has few enough table updates for their staging field."""
         return len(step.updates) <= self.updates.size
 
-    def fits_decode_graph(self, step: PackedStep) -> bool:
-        """Whether the step has one token per row, and few enough table updates for their staging field."""
-        return step.n_decode == step.n_rows and self.fits_updates(step)
-
     def fill_decode(self, staged: StagingBuffer, step: PackedStep, n_padded: int) -> None:
-        """Fills in everything of a step for which ``fits_decode_graph`` holds."""
+        """Fills in everything of a step of decode rows for which ``fits_updates`` holds."""
         self.fill(staged, step, n_padded)
         staged[self.ids][: step.n_rows] = step.ids
         staged[self.updates][: len(step.updates)] = step.updates
@@ -81,6 +79,8 @@ class PersistentBatch:
         staging: device side of these fields.
         settings: sizes of pages and sequences.
         zero_page: initial value of block table entries.
+        page_pitch: tokens from the beginning of one page of a layer to that of the next.
+        windows: the window block tables; None: all layers are in all pages.
         max_static_tokens: capacity of the token inputs at fixed addresses; at least ``max_rows`` is allocated.
     """
 
@@ -91,6 +91,8 @@ class PersistentBatch:
         settings: DeviceSettings,
         *,
         zero_page: int,
+        page_pitch: int,
+        windows: WindowTables | None,
         max_static_tokens: int,
     ) -> None:
         device, width = staging.device, -(-settings.max_model_len // settings.page_size)
@@ -103,19 +105,35 @@ class PersistentBatch:
         self._staging = staging
         self._staged_rows = fields.view(staging)
         self._page_size = settings.page_size
-        self._static_inputs = TokenInputs(
-            *torch.zeros(3, max(max_static_tokens, fields.max_rows), dtype=torch.int32, device=device)
-        )
-        self._static_inputs.slot_mapping.fill_(-1)
+        self._page_pitch = page_pitch
+        self._windows = windows
+        self._static_inputs = self._new_inputs(max(max_static_tokens, fields.max_rows), device)
+        for inputs in (self._static_inputs, self._static_inputs.in_windows):
+            if inputs is not None:
+                inputs.ids.zero_()
+                inputs.positions.zero_()
+                inputs.slot_mapping.fill_(-1)
 
     def sampled_slots(self, n_rows: int) -> Tensor:
         """[n_rows] int32: the batch slot that keeps each staged row's sampled token."""
         return self._staged_rows.sampled_slots[:n_rows]
 
     def update(self, n_rows: int, updates: Tensor | None = None) -> None:
-        """Applies table updates of the staged rows; ``updates`` is [n] int32 page ids, None for the staged ones."""
+        """Applies block table updates of the staged rows; ``updates`` is [n] int32 page ids, None for the staged
+        ones."""
         staged = self._staging.view(self._fields.updates)
         update_tables(self.tables, self._rows(n_rows), staged if updates is None else updates)
+
+    def update_windows(self, plan: StepPlan) -> None:
+        """Applies the changes that a plan has of window block tables, if there are such."""
+        if self._windows is not None:
+            self._windows.update(plan)
+
+    def update_staged(self, n_rows: int) -> None:
+        """Applies the staged updates of all block tables of the staged rows."""
+        self.update(n_rows)
+        if self._windows is not None:
+            self._windows.update_staged(n_rows)
 
     def static_inputs(self, n_tokens: int) -> TokenInputs:
         """Returns token inputs at fixed addresses. They always hold valid values, perhaps of an earlier step."""
@@ -137,7 +155,9 @@ class PersistentBatch:
 
         Padding tokens after them, up to ``n_padded``, store no K and V.
         """
-        self._static_inputs.slot_mapping[len(ids) : n_padded].fill_(-1)
+        for inputs in (self._static_inputs, self._static_inputs.in_windows):
+            if inputs is not None:
+                inputs.slot_mapping[len(ids) : n_padded].fill_(-1)
         self._prepare(n_rows, ids, max_n_tokens, self.static_inputs(len(ids)))
 
     def prepare(self, n_rows: int, ids: Tensor, max_n_tokens: int) -> TokenInputs:
@@ -148,9 +168,18 @@ class PersistentBatch:
             ids: [tokens] int32, -1 for the token that the batch slot sampled last.
             max_n_tokens: tokens of the longest row.
         """
-        inputs = TokenInputs(*torch.empty(3, len(ids), dtype=torch.int32, device=ids.device))
+        inputs = self._new_inputs(len(ids), ids.device)
         self._prepare(n_rows, ids, max_n_tokens, inputs)
         return inputs
+
+    def _new_inputs(self, n_tokens: int, device: torch.device) -> TokenInputs:
+        """Allocates inputs of ``n_tokens`` tokens."""
+        n_arrays = 3 if self._windows is None else 4
+        ids, positions, *slots = torch.empty(n_arrays, n_tokens, dtype=torch.int32, device=device)
+        inputs = TokenInputs(ids, positions, slots[0])
+        if self._windows is None:
+            return inputs
+        return replace(inputs, in_windows=TokenInputs(ids, positions, slots[1]))
 
     def _prepare(self, n_rows: int, ids: Tensor, max_n_tokens: int, inputs: TokenInputs) -> None:
         prepare_token_inputs(
@@ -161,6 +190,8 @@ class PersistentBatch:
             inputs,
             page_size=self._page_size,
             max_n_tokens=max_n_tokens,
+            page_pitch=self._page_pitch,
+            windows=None if self._windows is None else self._windows.places,
         )
 
     def _rows(self, n_rows: int) -> RowArrays[Tensor]:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.graphs.decode import capture_graph, smallest_bucket
-from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
+from radixkv.runtime.device.model.mixers import LayerCaches
 from radixkv.runtime.device.ops.base import Sequences, TokenInputs
 
 _MAX_TOKENS = 512
@@ -52,7 +52,7 @@ class PiecewiseGraphs:
         self._graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
         self._activations = decoder.empty_activations(0)
 
-    def capture(self, sizes: Sequence[int], inputs: Callable[[int], TokenInputs], pool: CudaPool) -> int:
+    def capture(self, sizes: Sequence[int], inputs: Callable[[int], TokenInputs], pool: LayerCaches) -> int:
         """Captures the graphs of each bucket, the largest first. Takes up to a second. Returns their number.
 
         Args:
@@ -91,7 +91,7 @@ class PiecewiseGraphs:
         self,
         bucket: int,
         n_tokens: int,
-        pool: CudaPool,
+        pool: LayerCaches,
         sequences: Sequences,
         attention: LayerAttention,
         output_tokens: OutputTokens | None = None,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.step.window_pool import WindowPool, max_window_pages
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,20 @@ class SlabShape:
         return self.n_slabs * self.pages_per_slab
 
     @property
+    def n_units(self) -> int:
+        """Units of all slabs, and of one more that stays zero."""
+        return (self.n_slabs + self.n_window_slabs + 1) * self.units_per_slab
+
+    def layer_views(self, units: Tensor) -> list[Tensor]:
+        """Returns the pages of each layer, or its window pages, as views of all units of K or of V."""
+        views, n_done = [], {True: 0, False: 0}
+        for window in self.windows:
+            is_full = window is None
+            views.append(units[n_done[is_full] :: self.n_full if is_full else self.units_per_slab])
+            n_done[is_full] += 1
+        return views
+
+    @property
     def pool(self) -> WindowPool:
         """What the page cache has to know."""
         return WindowPool(self.window, self.pages_per_slab, self.n_slabs, self.n_window_slabs)
@@ -91,3 +111,49 @@ def slab_shape(
     n_slabs = n_pages * page.n_layers // units - n_window_slabs
     shape = SlabShape(page, windows, n_slabs, n_window_slabs)
     return shape if shape.n_pages >= min(n_pages, n_longest) and n_slabs > 0 else None
+
+
+def open_slabs(
+    page: PageShape, windows: tuple[int | None, ...], n_pages: int, settings: DeviceSettings
+) -> SlabShape | None:
+    """Returns the slabs of a new pool, and logs what they are.
+
+    Args:
+        page: of all layers.
+        windows: of the layers.
+        n_pages: pages of all layers that the pool would have.
+        settings: all of the device.
+
+    Returns:
+        None if the pool has pages of all layers.
+    """
+    if not settings.has_window_pages:
+        return None
+    shape = slab_shape(
+        page,
+        windows,
+        n_pages,
+        max_row_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+    )
+    if shape is None:
+        logger.info(
+            "%d pages are kept of all layers: the pool is too small to give back those behind windows of %d tokens",
+            n_pages,
+            max(window for window in windows if window is not None),
+        )
+        return None
+    logger.info(
+        "layers with windows of %d tokens have pages of their own: %d slabs of %d pages or one for windows and %d "
+        "for windows only",
+        shape.window,
+        shape.n_slabs,
+        shape.pages_per_slab,
+        shape.n_window_slabs,
+    )
+    return shape
+
+
+def empty_slabs(page: PageShape, windows: tuple[int | None, ...]) -> SlabShape:
+    """Returns the shape of a pool without slabs but the one that stays zero, for steps that store nothing."""
+    return SlabShape(page, windows, 0, 0)

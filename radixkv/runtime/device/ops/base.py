@@ -39,7 +39,8 @@ class TokenInputs:
     positions: Tensor
     """[tokens]: position of each token in its own sequence."""
     slot_mapping: Tensor
-    """[tokens]: index of each token's K and V in the pool, as ``page * page_size + offset``; -1 stores nothing."""
+    """[tokens]: index of each token's K and V in the memory of a layer, as ``page * pitch + offset``, where
+    ``pitch`` are the tokens from the beginning of one page to that of the next; -1 stores nothing."""
 
     sequences: Sequences = ()
     """The rows of the step, for layers that have states."""
@@ -48,7 +49,10 @@ class TokenInputs:
 
     def first(self, n_tokens: int) -> TokenInputs:
         """Returns views of the first ``n_tokens`` tokens, for layers without states."""
-        return TokenInputs(self.ids[:n_tokens], self.positions[:n_tokens], self.slot_mapping[:n_tokens])
+        in_windows = None if self.in_windows is None else self.in_windows.first(n_tokens)
+        return TokenInputs(
+            self.ids[:n_tokens], self.positions[:n_tokens], self.slot_mapping[:n_tokens], in_windows=in_windows
+        )
 
 
 class TokenSpan(NamedTuple):

@@ -91,7 +91,7 @@ class LayerTensors(NamedTuple):
     q: Tensor
     """[tokens, heads, head_dim]."""
     k_cache: Tensor
-    """[pages, page_size, kv_heads, head_dim], as is ``v_cache``."""
+    """[pages, page_size, kv_heads, head_dim], as is ``v_cache``; pages are contiguous, at equal distances."""
     v_cache: Tensor
     out: Tensor
     """[tokens, heads, head_dim], contiguous."""
@@ -127,12 +127,14 @@ class AttentionPlanner(Protocol[DecodeT, PromptT]):
     its graph. Decode rows, of one token each, come first in a step.
     """
 
-    def connect(self, staging: Staging, tables: Tensor) -> None:
+    def connect(self, staging: Staging, tables: Tensor, window_tables: Tensor | None = None) -> None:
         """Binds device memory.
 
         Args:
             staging: of the layout with all fields added.
             tables: [max_rows + 1, width] int32 block tables, at a fixed address.
+            window_tables: the same of layers with windows, which have pages of their own. Their entries have the
+                same positions, and those behind the window are stale. None: all layers are in the same pages.
         """
         ...
 

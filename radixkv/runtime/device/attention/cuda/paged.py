@@ -44,7 +44,8 @@ class PagedAttention:
 
     Decode rows come first in a step. The kernels read the block tables on the device, so these must be up to date
     before a step's first layer; entries after a row's last page are never read. If all layers have windows, neither
-    are the entries of pages that lie behind the longest window of a row's first token.
+    are the entries of pages that lie behind the longest window of a row's first token. This holds for the layers
+    with windows alone where they have block tables of their own.
 
     Memory: partial results and copies of queries, about 115 MB at 1,024 rows of 32 heads of 128 in bfloat16.
 
@@ -88,20 +89,8 @@ class PagedAttention:
             for scores in sinks or [None] * len(self._windows)
         ]
         backend = backend_of((properties.major, properties.minor))
-        self._prompts: PrefillAttention
-        if prefill_kernel == "triton":
-            self._prompts = TritonPrefill(
-                shape, windows, device=device, shared_bytes=properties.shared_memory_per_multiprocessor
-            )
-        else:
-            self._prompts = FlashInferPrefill(
-                prefill_kernel or backend,
-                shape,
-                windows,
-                has_sinks=any(scores is not None for scores in self._sinks),
-                device=device,
-                n_processors=properties.multi_processor_count,
-            )
+        self._prefill_kernel: PrefillKernel = prefill_kernel or backend
+        if prefill_kernel != "triton":
             shared_kernel = shared_kernel or backend
         self._geometry = Geometry(
             shape,
@@ -119,17 +108,30 @@ class PagedAttention:
             shared_kernel=shared_kernel,
         )
 
-    def connect(self, staging: Staging, tables: Tensor) -> None:
+    def connect(self, staging: Staging, tables: Tensor, window_tables: Tensor | None = None) -> None:
         """Binds device memory and loads the kernels. Compiling takes minutes where they are not prebuilt.
 
         Args:
             staging: of the layout with all fields added.
             tables: [max_rows + 1, width] int32 block tables, at a fixed address.
+            window_tables: see ``AttentionPlanner.connect``; of the shape of ``tables``.
         """
         shape = self._shape
         self._staging = staging
         self._tables = tables
-        self._prompts.connect(tables)
+        self._tables_of = {
+            window: tables if window is None or window_tables is None else window_tables for window in self._windows
+        }
+        self._prompts: list[tuple[PrefillAttention, Sequence[int | None]]] = []
+        kinds = [self._windows]
+        if window_tables is not None:
+            assert window_tables.shape == tables.shape, "both have an entry for the same positions"
+            with_windows = tuple(window for window in self._windows if window is not None)
+            kinds = [(None,), with_windows]
+        for windows in kinds:
+            prefill = self._new_prefill(windows)
+            prefill.connect(self._tables_of[windows[0]])
+            self._prompts.append((prefill, windows))
         by_member = isinstance(self._decode.large_fields, Fa3Fields)
         if self._decode.large_fields is not None and None in self._windows:
             self._large_kernel = (Fa3Kernel if by_member else Fa2Kernel)(shape, None, tables)
@@ -181,7 +183,10 @@ class PagedAttention:
             n_tokens: [rows].
         """
         width, page_size = self._tables.shape[1], self._shape.page_size
-        return self._prompts.plan(PrefillBatch.of(batch_slots, starts, n_tokens, self._windows, width, page_size))
+        launches: dict[int | None, LayerLaunch] = {}
+        for prefill, windows in self._prompts:
+            launches |= prefill.plan(PrefillBatch.of(batch_slots, starts, n_tokens, windows, width, page_size))
+        return launches
 
     def step(self, decode: DecodeStep | None, prompts: PrefillLaunches | None) -> StepAttention:
         """Returns attention of the planned step."""
@@ -195,6 +200,25 @@ class PagedAttention:
             {} if prompts is None else prompts,
         )
 
+    def _new_prefill(self, windows: Sequence[int | None]) -> PrefillAttention:
+        """Returns attention of prompt rows for the layers with these windows."""
+        properties = torch.cuda.get_device_properties(self._device)
+        if self._prefill_kernel == "triton":
+            return TritonPrefill(
+                self._shape,
+                windows,
+                device=self._device,
+                shared_bytes=properties.shared_memory_per_multiprocessor,
+            )
+        return FlashInferPrefill(
+            self._prefill_kernel,
+            self._shape,
+            windows,
+            has_sinks=any(scores is not None for scores in self._sinks),
+            device=self._device,
+            n_processors=properties.multi_processor_count,
+        )
+
     def _decode_launches(self, step: DecodeStep, window: int | None) -> list[LayerLaunch]:
         fields, view = self._decode.fields[window], self._staging.view
         order = view(self._decode.order)[: step.n_rows]
@@ -203,7 +227,7 @@ class PagedAttention:
             launches.append(self._large_launch(step))
         attend = partial(
             attend_decode,
-            tables=self._tables,
+            tables=self._tables_of[window],
             items=view(fields.items.field).view(N_COLUMNS, fields.items.capacity),
             order=order,
             results=self._results,

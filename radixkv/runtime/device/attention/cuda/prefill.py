@@ -18,9 +18,9 @@ from radixkv.runtime.device.attention.cuda.work_items import Ints, WorkItems
 class PrefillBatch:
     """Prompt rows as ranges of block tables. The tokens of consecutive rows are consecutive.
 
-    If all layers have windows, rows begin at the first page that they read: kernels load whole tiles of positions
-    before they mask them, and other requests may have the pages before. With windows and an 8-bit KV pool,
-    FlashInfer's FA3 also multiplies a row's first tile of V by 0, so what it holds must be finite.
+    If all layers with these tables have windows, rows begin at the first page that they read: kernels load whole
+    tiles of positions before they mask them, and other requests may have the pages before. With windows and an
+    8-bit KV pool, FlashInfer's FA3 also multiplies a row's first tile of V by 0, so what it holds must be finite.
     """
 
     firsts: Ints
@@ -48,7 +48,7 @@ class PrefillBatch:
             batch_slots: [rows].
             starts: [rows], position of each row's first token.
             n_tokens: [rows].
-            windows: of all layers.
+            windows: of all layers that read these block tables.
             width: entries per block table.
             page_size: tokens per page.
         """

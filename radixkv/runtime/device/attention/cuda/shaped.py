@@ -104,8 +104,9 @@ class ShapedAttention:
         self._places = places
         self._leader = leader
 
-    def connect(self, staging: Staging, tables: Tensor) -> None:
-        """See ``AttentionPlanner.connect``."""
+    def connect(self, staging: Staging, tables: Tensor, window_tables: Tensor | None = None) -> None:
+        """See ``AttentionPlanner.connect``. All layers are in the same pages."""
+        assert window_tables is None, "models with heads of several shapes keep all pages"
         for part in self._parts:
             part.connect(staging, tables)
 

@@ -28,21 +28,16 @@ class SlabPool:
     states: Sequence[LayerStates] = ()
 
     def __init__(self, shape: SlabShape) -> None:
-        page, units = shape.page, shape.units_per_slab
-        n_slabs = shape.n_slabs + shape.n_window_slabs + 1
-        unit = (page.n_kv_heads, page.page_size, page.head_dim)
-        n_bytes = n_slabs * units * page.n_bytes // page.n_layers
+        page = shape.page
+        units = (shape.n_units, page.n_kv_heads, page.page_size, page.head_dim)
+        n_bytes = shape.n_units * page.n_bytes // page.n_layers
         with check_allocation(n_bytes, "a KV pool", "set kv_cache_memory_bytes or max_total_tokens lower"):
-            self.k = torch.empty(n_slabs * units, *unit, dtype=page.dtype).zero_()
-            self.v = torch.empty(n_slabs * units, *unit, dtype=page.dtype).zero_()
-        self.layers: list[tuple[Tensor, Tensor]] = []
+            self.k = torch.empty(units, dtype=page.dtype).zero_()
+            self.v = torch.empty(units, dtype=page.dtype).zero_()
+        self.layers: list[tuple[Tensor, Tensor]] = list(
+            zip(shape.layer_views(self.k), shape.layer_views(self.v), strict=True)
+        )
         """K and V of each layer."""
-        n_done = {True: 0, False: 0}
-        for window in shape.windows:
-            stride = shape.n_full if window is None else units
-            first = n_done[window is None]
-            n_done[window is None] += 1
-            self.layers.append((self.k[first::stride], self.v[first::stride]))
         self._shape = shape
 
     def copy_windows(self, pairs: Sequence[tuple[int, int]]) -> None:

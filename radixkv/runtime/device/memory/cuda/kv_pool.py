@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.page_shape import PageLayout, PageShape
 
@@ -48,8 +50,11 @@ class CudaPool:
         self.device = device
         self.dtype = page.dtype
         """Dtype of K and V."""
-        largest = max(part.n_bytes for part in page.parts)
-        self._n_copied_at_once = max(1, COPIED_AT_ONCE_BYTES // (largest // 2))
+        self.layout = layout_name(page)
+        """What a page consists of, as files of pages name it."""
+        self.page_pitch = page.page_size
+        """Tokens from the beginning of one page of a layer to that of the next."""
+        self._largest_part_bytes = max(part.n_bytes for part in page.parts)
         self.page_bytes = page.n_bytes
 
     @property
@@ -65,30 +70,41 @@ class CudaPool:
         return part.v
 
     @property
-    def layout(self) -> str:
-        """What a page consists of, as files of pages name it."""
-        shapes = (part.k.shape for part in self.parts)
-        parts = "; ".join(
-            f"{n_layers} layers, {page_size} tokens, {n_kv_heads} kv_heads, {head_dim} head_dim"
-            for n_layers, _, page_size, n_kv_heads, head_dim in shapes
-        )
-        return f"k v, {parts}"
-
-    @property
     def zero_page(self) -> int:
         """The page that stays zero."""
         return self.n_pages
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages (source, destination) in all layers, on the current stream; no source is a destination."""
-        for first in range(0, len(pairs), self._n_copied_at_once):
-            chunk = pairs[first : first + self._n_copied_at_once]
-            indices = torch.tensor(chunk, dtype=torch.int64, pin_memory=True).t()
-            sources, destinations = indices.to(self.device, non_blocking=True)
-            for cache in self._words:
-                cache.index_copy_(1, destinations, cache.index_select(1, sources))
+        copy_pages(self._words, 1, pairs, self._largest_part_bytes)
+
+
+def layout_name(page: PageLayout) -> str:
+    """Returns what a page consists of, as files of pages name it."""
+    parts = "; ".join(
+        f"{part.n_layers} layers, {part.page_size} tokens, {part.n_kv_heads} kv_heads, {part.head_dim} head_dim"
+        for part in page.parts
+    )
+    return f"k v, {parts}"
 
 
 def _zeros(shape: PageShape, n_pages: int, device: torch.device) -> Tensor:
     sizes = (shape.n_layers, n_pages + 1, shape.page_size, shape.n_kv_heads, shape.head_dim)
     return torch.zeros(sizes, dtype=shape.dtype, device=device)
+
+
+def copy_pages(caches: Sequence[Tensor], dim: int, pairs: Sequence[tuple[int, int]], page_bytes: int) -> None:
+    """Copies pages (source, destination) on the current stream; no source is a destination.
+
+    Args:
+        caches: K and V as words of 8 bytes.
+        dim: their dimension that counts pages.
+        pairs: of pages.
+        page_bytes: of K and V together, of the largest cache.
+    """
+    n_at_once = max(1, COPIED_AT_ONCE_BYTES // (page_bytes // 2))
+    for first in range(0, len(pairs), n_at_once):
+        indices = np.array(pairs[first : first + n_at_once], np.int64).T
+        sources, destinations = to_device(indices, caches[0].device)
+        for cache in caches:
+            cache.index_copy_(dim, destinations, cache.index_select(dim, sources))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,11 +17,29 @@ _PAGES = 256
 """Block table entries that a program copies at a time."""
 _TOKENS = 256
 """Tokens of one row per program, or rows per program where each row has one token."""
-_UNALIGNED = "batch_slots starts n_tokens firsts write_starts ids_in ids_out positions_out slot_mapping_out".split()
+_UNALIGNED = (
+    "batch_slots starts n_tokens firsts write_starts ids_in ids_out positions_out slot_mapping_out window_slots_out"
+).split()
 """Arguments that are slices at any offset: kernels must not be specialised on their alignment."""
 
 
-def update_tables(tables: Tensor, rows: RowArrays[Tensor], updates: Tensor) -> None:
+class ChangedRows(Protocol):
+    """Rows whose block tables change: int32 tensors, ``batch_slots`` [rows], the others may be longer."""
+
+    @property
+    def batch_slots(self) -> Tensor: ...
+
+    @property
+    def table_starts(self) -> Tensor: ...
+
+    @property
+    def update_firsts(self) -> Tensor: ...
+
+    @property
+    def update_counts(self) -> Tensor: ...
+
+
+def update_tables(tables: Tensor, rows: ChangedRows, updates: Tensor) -> None:
     """Copies updates into block tables.
 
     For each row r, ``update_counts[r]`` page ids from ``updates[update_firsts[r]]`` on are stored in
@@ -72,6 +92,15 @@ def _update_tables(
         tl.store(target + entries, pages, entries < count)
 
 
+class WindowPlaces(NamedTuple):
+    """Where layers with windows store K and V, which have pages of their own."""
+
+    tables: Tensor
+    """[batch slots + 1, width] int32: window block tables; the last row is for padding, which stores nothing."""
+    pitch: int
+    """Tokens from the beginning of one window page of a layer to that of the next."""
+
+
 def prepare_token_inputs(
     tables: Tensor,
     last_tokens: Tensor,
@@ -81,6 +110,8 @@ def prepare_token_inputs(
     *,
     page_size: int,
     max_n_tokens: int,
+    page_pitch: int | None = None,
+    windows: WindowPlaces | None = None,
 ) -> None:
     """Computes id, position and slot mapping of token i of row r at index ``firsts[r] + i``. All tensors are int32.
 
@@ -92,7 +123,12 @@ def prepare_token_inputs(
         out: [tokens] each; its ids may be ``ids``. The slot mapping is -1 for positions below ``write_starts[r]``.
         page_size: tokens per page.
         max_n_tokens: most tokens of a row.
+        page_pitch: tokens from the beginning of one page of a layer to that of the next; None: ``page_size``.
+        windows: where layers with windows store K and V of all positions, those below ``write_starts`` too, by
+            ``out.in_windows``; None: all layers are in the same pages.
     """
+    slots = out.slot_mapping
+    in_windows = slots if windows is None or out.in_windows is None else out.in_windows.slot_mapping
     n_rows = len(rows.batch_slots)
     # Only two variants, so that nothing is compiled between steps.
     block_rows, block_tokens = (_TOKENS, 1) if max_n_tokens == 1 else (1, _TOKENS)
@@ -103,10 +139,15 @@ def prepare_token_inputs(
         ids,
         out.ids,
         out.positions,
-        out.slot_mapping,
+        slots,
+        tables if windows is None else windows.tables,
+        in_windows,
         tables.stride(0),
+        len(tables) - 1,
         n_rows,
         PAGE_SIZE=page_size,
+        PITCH=page_pitch or page_size,
+        WINDOW_PITCH=None if windows is None else windows.pitch,
         ROWS=block_rows,
         TOKENS=block_tokens,
         num_warps=4,
@@ -114,7 +155,7 @@ def prepare_token_inputs(
     )
 
 
-@triton.jit(do_not_specialize=["n_rows"], do_not_specialize_on_alignment=_UNALIGNED)
+@triton.jit(do_not_specialize=["n_rows", "padding_slot"], do_not_specialize_on_alignment=_UNALIGNED)
 def _prepare_token_inputs(
     tables: tl.tensor,
     last_tokens: tl.tensor,
@@ -127,9 +168,14 @@ def _prepare_token_inputs(
     ids_out: tl.tensor,
     positions_out: tl.tensor,
     slot_mapping_out: tl.tensor,
+    window_tables: tl.tensor,
+    window_slots_out: tl.tensor,
     table_stride: tl.tensor,
+    padding_slot: tl.tensor,
     n_rows: tl.tensor,
     PAGE_SIZE: tl.constexpr,
+    PITCH: tl.constexpr,
+    WINDOW_PITCH: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -149,6 +195,10 @@ def _prepare_token_inputs(
     tl.store(ids_out + index, tl.where(id_in == -1, last, id_in), is_token)
     tl.store(positions_out + index, position, is_token)
     is_written = is_token & (position >= tl.load(write_starts + row, is_row, 0))
-    page = tl.load(tables + batch_slot.to(tl.int64) * table_stride + position // PAGE_SIZE, is_written, 0)
-    slot = page * PAGE_SIZE + position % PAGE_SIZE
+    entry = batch_slot.to(tl.int64) * table_stride + position // PAGE_SIZE
+    slot = tl.load(tables + entry, is_written, 0) * PITCH + position % PAGE_SIZE
     tl.store(slot_mapping_out + index, tl.where(is_written, slot, -1), is_token)
+    if WINDOW_PITCH is not None:
+        is_kept = is_token & (batch_slot < padding_slot)
+        slot = tl.load(window_tables + entry, is_kept, 0) * WINDOW_PITCH + position % PAGE_SIZE
+        tl.store(window_slots_out + index, tl.where(is_kept, slot, -1), is_token)
