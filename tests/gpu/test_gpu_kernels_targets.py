@@ -415,6 +415,34 @@ def test_storing_k_and_v_of_8_bits_compiles(target: int) -> None:
 
 
 @pytest.mark.parametrize("target", SHARED_BYTES)
+def test_norms_with_weights_in_float32_fit(target: int) -> None:
+    kinds = dict.fromkeys(("x", "residual", "out"), "*bf16") | dict.fromkeys(("weight", "scales"), "*fp32")
+    kinds |= dict.fromkeys(("x_stride", "residual_stride", "out_stride", "group_stride"), "i32") | {"eps": "fp32"}
+    constants = {"GROUP": 0, "SIZE": 5376, "BLOCK": 8192, "ADDS": True, "ADDS_ONE": False}
+    aligned = {*kinds} - {"eps", "group_stride"}
+    assert shared_bytes(norm._norm, target, kinds, constants, aligned=aligned, num_warps=16) <= SHARED_BYTES[target]
+    kinds = dict.fromkeys(("qkv", "q_out", "k_cache", "v_cache"), "*bf16")
+    kinds |= dict.fromkeys(("query_norm", "key_norm", "cosine_sine"), "*fp32")
+    kinds |= dict.fromkeys(("positions", "slot_mapping"), "*i32") | {"qkv_stride": "i32"}
+    kinds |= dict.fromkeys(("eps", "k_scale", "v_scale"), "fp32")
+    constants = {
+        "VALUES": False,
+        "NORMS_VALUES": True,
+        "N_HEADS": 32,
+        "N_KV_HEADS": 4,
+        "HEADS": 32,
+        "KV_HEADS": 4,
+        "HEAD_DIM": 512,
+        "NORMS": True,
+        "ADDS_ONE": False,
+        "LARGEST": None,
+    }
+    aligned = {*kinds} - {"eps", "k_scale", "v_scale"}
+    taken = shared_bytes(rotary._rotate_and_store, target, kinds, constants, aligned=aligned, num_warps=16)
+    assert taken <= SHARED_BYTES[target]
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
 def test_limits_of_logits_fit(target: int) -> None:
     kinds, constants = {"logits": "*bf16", "cap": "fp32"}, {"SIZE": 262_144, "BLOCK": logit_cap._BLOCK}
     assert shared_bytes(logit_cap._cap, target, kinds, constants, aligned={"logits"}, num_warps=8) == 0
