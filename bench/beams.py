@@ -154,7 +154,7 @@ def table_entries(prompts: Sequence[str], width: int, arguments: argparse.Namesp
         step = pack(self, plan)
         if step.n_decode == step.n_rows:
             counts.append(len(step.updates))
-            over_limit.append(not fields.fits_decode_graph(step))
+            over_limit.append(not fields.fits_updates(step))
         return step
 
     with patch.object(Packer, "pack", counting):

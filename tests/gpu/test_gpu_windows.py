@@ -276,6 +276,22 @@ def test_long_chats_beyond_the_window(folder: Path, backend: str) -> None:
             ]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_many_rows_that_share_pages(folder: Path, backend: str) -> None:
+    """Shared pages are read once for many rows in layers without windows; each row has window pages of its own."""
+    system = [*random_ids(1500, seed=1), END]
+    prompts = [[*system, *random_ids(5 + 3 * seed, seed=2 + seed)] for seed in range(48)]
+    params = greedy(40, logprobs=20)
+    with on_gpu(folder, attention_backend=backend, enable_prefix_caching=False) as llm:
+        alone = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
+    with on_gpu(folder, attention_backend=backend, max_num_seqs=64) as llm:
+        llm.generate([system], greedy(1), use_tqdm=False)
+        found = llm.generate(prompts, params, use_tqdm=False)
+    print("cached", sorted({one.num_cached_tokens for one in found}))
+    check_same_answers(alone, [one.outputs[0].token_ids for one in found], tolerance=NEAR_TIE, min_share=0.3)
+    assert sum(one.num_cached_tokens or 0 for one in found) > 40 * 1400
+
+
 def test_choices_and_beams_are_those_without_window_pages(folder: Path) -> None:
     """Forks copy part of a window page, and beams go on from each other."""
     prompts = [random_ids(n, seed=n) for n in (70, 200, 333)]
