@@ -3,7 +3,7 @@
 The prompts are those of `bench/gpu_server.py`, tokenized, and replicas are chosen by the product's own `Placement`.
 Everything else is modelled: clients that send again once they are answered; a frontend that does one thing after
 another; and replicas that wait for prefixes which another request computes, and take as long for a step as an 8B
-model on an H200 (`StepTime`). So a run is exact, and the same on a busy machine.
+model on an H200 (`modelled_steps.py`). So a run is exact, and the same on a busy machine.
 
 Appends one JSON line for each workload: tokens/s, and their ratio to those of one replica with as many prompts and
 clients for each; the prompts and tokens that each replica got, why, and how many of its prompt tokens it computed.
@@ -18,14 +18,13 @@ import argparse
 import asyncio
 import itertools
 import selectors
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-import xxhash
 from gpu_server import load_benchmark
+from modelled_steps import ModelledSteps
 from result_lines import report, script_parser
 
 from radixkv.checkpoints.resolve import resolve_tokenizer
@@ -38,40 +37,10 @@ from radixkv.wire.cache_messages import Matched, TierMatch
 from radixkv.wire.messages import Submit
 from radixkv.wire.sampling import SamplingParams
 
-PAGE_BYTES = 64
-"""16 tokens."""
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """How long a step takes: of an 8B model in bfloat16 on an H200, fitted to `bench/results/gpu_server.jsonl`."""
-
-    fixed_s: float = 0.006
-    row_s: float = 20e-6
-    """For each row that generates a token."""
-    prompt_token_s: float = 27e-6
-    launch_s: float = 0.004
-    """The end of a step, in which the host plans and launches the next one, and takes no messages."""
-    answer_s: float = 50e-6
-    """The frontend's time for an answer to a question."""
-    max_tokens: int = 2048
-    """Most tokens of a step."""
-    max_rows: int = 512
-
-
-@dataclass
-class Prompt:
-    """A prompt in flight."""
-
-    submit: Submit
-    n_output: int
-    pages: Sequence[int]
-    """Chained digests of its whole pages."""
-    is_answered: asyncio.Future[None]
-    first_token_s: float = 0.0
-    n_left: int = 0
-    """Prompt tokens that are still to be computed."""
-    n_generated: int = 0
+LAUNCH_S = 0.004
+"""The end of a step, in which a runtime's host plans and launches the next one, and takes no messages."""
+ANSWER_S = 50e-6
+"""The frontend's time for an answer of a replica to a question."""
 
 
 class VirtualTime(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
@@ -112,141 +81,94 @@ class Frontend:
         self.busy_s = 0.0
         self._free_at = 0.0
 
-    async def work(self, seconds: float) -> None:
-        """Returns when it has worked so long, after what it was given before."""
-        now_s = asyncio.get_running_loop().time()
-        self._free_at = max(now_s, self._free_at) + seconds
+    def end_of(self, seconds: float) -> float:
+        """Gives it work; returns when it has done that, after what it was given before."""
+        self._free_at = max(asyncio.get_running_loop().time(), self._free_at) + seconds
         self.busy_s += seconds
-        await asyncio.sleep(self._free_at - now_s)
+        return self._free_at
+
+    async def work(self, seconds: float) -> None:
+        """Returns when it has done work that takes so long."""
+        await asyncio.sleep(self.end_of(seconds) - asyncio.get_running_loop().time())
 
 
 @dataclass
 class ModelledReplica:
-    """A replica whose steps take modelled times. It never evicts."""
+    """A replica whose steps take modelled times."""
 
     frontend: Frontend
-    times: StepTime
+    steps: ModelledSteps = field(default_factory=ModelledSteps)
     n_in_flight: int = 0
     empty_since: float = 0.0
-    n_prompts: int = 0
-    n_prompt_tokens: int = 0
-    n_computed: int = 0
-    n_generated: int = 0
     busy_s: float = 0.0
-    _deaf_from_s: float = 0.0
+    _takes_until_s: float = 0.0
+    """Until when it takes messages at once, because the device computes."""
     _questions: list[tuple[Sequence[bytes], asyncio.Future[Matched]]] = field(default_factory=list)
-    _waiting: deque[Prompt] = field(default_factory=deque)
-    _running: list[Prompt] = field(default_factory=list)
-    _cached: set[int] = field(default_factory=set)
-    _under_way: set[int] = field(default_factory=set)
-    """Pages that running prompts compute."""
-    _woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _answered: dict[int, tuple[asyncio.Future[float], asyncio.Future[None]]] = field(default_factory=dict)
+    """For each prompt, by its identity: when its first token came, and whether all have."""
+    _has_more: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
         """Answers at once while the device computes, else when the next step is launched."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Matched] = loop.create_future()
         self._questions.append((prompts, answer))
-        self._woken.set()
-        if loop.time() < self._deaf_from_s:
+        self._has_more.set()
+        if loop.time() < self._takes_until_s:
             self._answer()
         matched = await answer
-        await self.frontend.work(self.times.answer_s)
+        await self.frontend.work(ANSWER_S)
         return matched
 
-    def send(self, prompt: Prompt) -> None:
-        """Takes a prompt."""
+    async def complete(self, tokens: bytes, n_output: int) -> float:
+        """Answers a prompt; returns when the client got its first token."""
+        loop = asyncio.get_running_loop()
         self.n_in_flight += 1
-        self.n_prompts += 1
-        self.n_prompt_tokens += len(prompt.submit.tokens) // 4
-        self._waiting.append(prompt)
-        self._woken.set()
+        prompt = self.steps.add(tokens, n_output)
+        first, last = self._answered[id(prompt)] = loop.create_future(), loop.create_future()
+        self._has_more.set()
+        await last
+        return await first
 
     async def run(self) -> None:
         """Computes steps until it is cancelled."""
+        loop = asyncio.get_running_loop()
         while True:
             self._answer()
-            if not (self._waiting or self._running):
-                self._woken.clear()
-                await self._woken.wait()
+            if not self.steps.has_work:
+                self._has_more.clear()
+                await self._has_more.wait()
                 continue
-            n_prompt_tokens, rows = self._plan()
-            step_s = self.times.fixed_s + self.times.row_s * len(rows) + self.times.prompt_token_s * n_prompt_tokens
+            step_s, rows = self.steps.plan()
             self.busy_s += step_s
-            self._deaf_from_s = asyncio.get_running_loop().time() + step_s - self.times.launch_s
-            self._answer()
+            self._takes_until_s = loop.time() + step_s - LAUNCH_S
             await asyncio.sleep(step_s)
-            self._finish(rows)
+            self.steps.finish(rows)
+            for prompt in rows:
+                is_last = prompt.n_generated == prompt.n_output
+                self.n_in_flight -= is_last
+                self._deliver(*self._answered[id(prompt)], is_last=is_last)
+                if is_last:
+                    del self._answered[id(prompt)]
 
     def _answer(self) -> None:
         for prompts, answer in self._questions:
             if not answer.done():
-                one = [
-                    TierMatch(len(tokens) // 4, 16 * n_leading(pages_of(tokens), self._cached), 0, 0)
-                    for tokens in prompts
-                ]
-                answer.set_result(Matched("", tuple(one), 0, 0, 0, 0))
+                matches = [TierMatch(len(tokens) // 4, self.steps.n_cached(tokens), 0, 0) for tokens in prompts]
+                answer.set_result(Matched("", tuple(matches), 0, 0, 0, 0))
         self._questions.clear()
 
-    def _plan(self) -> tuple[int, list[Prompt]]:
-        """Admits prompts; returns the prompt tokens of the step, and the prompts that it gives a token."""
-        room = self.times.max_tokens - sum(not prompt.n_left for prompt in self._running)
-        n_planned = 0
-        self._admit(self.times.max_rows - len(self._running), room)
-        for prompt in self._running:
-            n_now = min(prompt.n_left, room - n_planned)
-            prompt.n_left -= n_now
-            n_planned += n_now
-        self.n_computed += n_planned
-        return n_planned, [prompt for prompt in self._running if not prompt.n_left]
+    def _deliver(self, first: asyncio.Future[float], last: asyncio.Future[None], *, is_last: bool) -> None:
+        """Lets the frontend send a token."""
+        loop = asyncio.get_running_loop()
 
-    def _admit(self, n_free_rows: int, room: int) -> None:
-        room -= sum(prompt.n_left for prompt in self._running)
-        later: deque[Prompt] = deque()
-        while self._waiting and n_free_rows > 0 and room > 0:
-            prompt = self._waiting.popleft()
-            n_cached = n_leading(prompt.pages, self._cached)
-            if n_cached < len(prompt.pages) and prompt.pages[n_cached] in self._under_way:
-                later.append(prompt)  # another one computes its next page
-                continue
-            prompt.n_left = len(prompt.submit.tokens) // 4 - min(16 * n_cached, len(prompt.submit.tokens) // 4 - 1)
-            self._under_way.update(prompt.pages[n_cached:])
-            self._running.append(prompt)
-            room -= prompt.n_left
-            n_free_rows -= 1
-        self._waiting.extendleft(reversed(later))
+        def deliver() -> None:
+            if not first.done():
+                first.set_result(loop.time())
+            if is_last:
+                last.set_result(None)
 
-    def _finish(self, rows: Sequence[Prompt]) -> None:
-        for prompt in rows:
-            self._cached.update(prompt.pages)
-            self._under_way.difference_update(prompt.pages)
-            prompt.n_generated += 1
-            self.n_generated += 1
-            if prompt.n_generated == prompt.n_output:
-                self._running.remove(prompt)
-                self.n_in_flight -= 1
-            asyncio.ensure_future(self._deliver(prompt, prompt.n_generated))  # noqa: RUF006
-
-    async def _deliver(self, prompt: Prompt, n_generated: int) -> None:
-        await self.frontend.work(self.frontend.token_s)
-        if n_generated == 1:
-            prompt.first_token_s = asyncio.get_running_loop().time()
-        if n_generated == prompt.n_output:
-            prompt.is_answered.set_result(None)
-
-
-def pages_of(tokens: bytes) -> list[int]:
-    """Returns the chained digests of a prompt's whole pages. O(tokens)."""
-    state, pages = xxhash.xxh3_64(), []
-    for start in range(0, len(tokens) - PAGE_BYTES + 1, PAGE_BYTES):
-        state.update(tokens[start : start + PAGE_BYTES])
-        pages.append(state.intdigest())
-    return pages
-
-
-def n_leading(pages: Sequence[int], known: set[int]) -> int:
-    """Returns how many pages from the first on are known."""
-    return next((n for n, page in enumerate(pages) if page not in known), len(pages))
+        loop.call_at(self.frontend.end_of(self.frontend.token_s), deliver)
 
 
 @dataclass
@@ -265,10 +187,7 @@ class Server:
         submit = Submit(str(number), tokens, SamplingParams(max_tokens=n_output))
         found = await self.placement.probe(self.replicas, [submit])
         chosen = self.placement.choose(submit, self.replicas, {index: one[0] for index, one in found.items()})
-        prompt = Prompt(submit, n_output, pages_of(tokens), loop.create_future())
-        self.replicas[chosen].send(prompt)
-        await prompt.is_answered
-        return sent_s, prompt.first_token_s
+        return sent_s, await self.replicas[chosen].complete(tokens, n_output)
 
 
 def chats_of(workload: str, scale: int, tokenizer: Tokenizer) -> list[list[tuple[bytes, int]]]:
@@ -308,7 +227,7 @@ async def measure(chats: Any, n_clients: int, n_replicas: int, arguments: argpar
     """Runs all prompts with so many replicas; returns what the line says of them."""
     loop = asyncio.get_running_loop()
     frontend = Frontend(arguments.request_us / 1e6, arguments.token_us / 1e6)
-    replicas = {index: ModelledReplica(frontend, StepTime()) for index in range(n_replicas)}
+    replicas = {index: ModelledReplica(frontend) for index in range(n_replicas)}
     server = Server(frontend, replicas, Placement(clock=loop.time))
     running = [asyncio.create_task(replica.run()) for replica in replicas.values()]
     times_s = await run_clients(server, chats, n_clients)
@@ -317,20 +236,20 @@ async def measure(chats: Any, n_clients: int, n_replicas: int, arguments: argpar
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     milliseconds = sorted(1e3 * one for one in times_s)
-    n_computed = sum(replica.n_computed for replica in replicas.values())
-    n_prompt = sum(replica.n_prompt_tokens for replica in replicas.values())
+    n_computed = sum(replica.steps.n_computed for replica in replicas.values())
+    n_prompt = sum(replica.steps.n_prompt_tokens for replica in replicas.values())
     return {
         "duration_s": round(duration_s, 3),
-        "tokens_per_s": round(sum(replica.n_generated for replica in replicas.values()) / duration_s),
+        "tokens_per_s": round(sum(replica.steps.n_generated for replica in replicas.values()) / duration_s),
         "mean_ttft_ms": round(mean(milliseconds), 1),
         "p99_ttft_ms": round(percentile(milliseconds, 99) or 0.0, 1),
         "frontend_busy_pct": round(100 * frontend.busy_s / duration_s, 1),
         "hit_rate_pct": round(100 * (1 - n_computed / n_prompt), 2),
         "replicas": [
             {
-                "prompts": replica.n_prompts,
-                "prompt_tokens": replica.n_prompt_tokens,
-                "computed_tokens": replica.n_computed,
+                "prompts": replica.steps.n_prompts,
+                "prompt_tokens": replica.steps.n_prompt_tokens,
+                "computed_tokens": replica.steps.n_computed,
                 "busy_pct": round(100 * replica.busy_s / duration_s, 1),
                 "reasons": {why: n for why, n in server.placement.n_placed(index).items() if n},
             }

@@ -36,7 +36,7 @@ from typing import Any, Literal
 import msgspec
 import uvloop
 from result_lines import add_gpu_flags, append, script_parser
-from server_use import ServerUse
+from server_use import ServerUse, Timeline
 
 from radixkv.checkpoints.resolve import resolve_tokenizer
 from radixkv.lab.bench.environment import provenance
@@ -233,8 +233,10 @@ class Clients:
             list(pool.map(time.sleep, [0.5] * self.n_processes))  # until all processes have started
             shares = [SessionShare(self, bench.name, model, request_rate, i) for i in range(self.n_processes)]
             before = await ServerUse.now(self.address) if self.is_own else None
-            records = [record for answers in pool.map(run_share, shares) for record in answers]
+            timeline = Timeline(self.address) if self.is_own else None
+            answers = await asyncio.to_thread(lambda: list(pool.map(run_share, shares)))
             after = await ServerUse.now(self.address) if self.is_own else None
+        records = [record for share in answers for record in share]
         if failed := {record.error for record in records if record.error is not None}:
             raise SystemExit(f"{bench.name}: requests failed: {sorted(failed)[:3]}")
         records.sort(key=lambda record: (record.session, record.turn))
@@ -242,9 +244,10 @@ class Clients:
         duration = max(record.started - record.lateness + record.latency for record in records) - began
         metrics = run_metrics(Measurement(records, duration, began))
         del metrics["accuracy_pct"], metrics["n_checked"]  # dummy weights
-        use = (
-            {} if after is None or before is None else after.since(before, duration, metrics["total_output_tokens"])
-        )
+        use: dict[str, Any] = {}
+        if before is not None and after is not None and timeline is not None:
+            use = after.since(before, duration, metrics["total_output_tokens"])
+            use["timeline"] = await timeline.stop(began)
         return {
             "workload": bench.name,
             "num_prompts": len(records),

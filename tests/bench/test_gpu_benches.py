@@ -165,6 +165,9 @@ def test_processor_time_and_placements_of_an_own_server_are_recorded(tmp_path: P
         placed = [sum(reasons.values()) for reasons in line["placements"].values()]
         assert len(placed) == 2
         assert sum(placed) == line["num_prompts"]
+        timeline = line["timeline"]
+        assert len({len(column) for column in timeline.values()}) == 1
+        assert all(len(generated) == 2 for generated in timeline["generated"])
         assert len(line["client_spans_s"]) == 2
         assert min(begin for begin, _ in line["client_spans_s"]) == 0.0
         assert max(end for _, end in line["client_spans_s"]) == pytest.approx(line["duration"], abs=0.001)
