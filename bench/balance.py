@@ -20,6 +20,7 @@ import itertools
 import selectors
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from statistics import mean
 from typing import Any
 
@@ -190,10 +191,50 @@ class Server:
         return sent_s, await self.replicas[chosen].complete(tokens, n_output)
 
 
-def chats_of(workload: str, scale: int, tokenizer: Tokenizer) -> list[list[tuple[bytes, int]]]:
-    """Returns the prompts of each session of a workload, tokenized, and the lengths of their answers."""
+Chat = list[tuple[bytes, int]]
+"""The prompts of a session, as little-endian int32 ids, and how long their answers are."""
+
+
+def groups(scale: int, rng: Random) -> list[Chat]:
+    """Returns few-shot prompts of three groups, one of which has half of them."""
+    shared = [_ids(rng, 910) for _ in range(3)]
+    return [[(shared[rng.choice((0, 0, 1, 2))] + _ids(rng, 70), 32)] for _ in range(768 * scale)]
+
+
+def lengths(scale: int, rng: Random) -> list[Chat]:
+    """Returns prompts that share nothing, of which a quarter are 20 times as long as the others."""
+    return [[(_ids(rng, rng.choice((200, 200, 200, 4000))), 64)] for _ in range(384 * scale)]
+
+
+def sessions(scale: int, rng: Random) -> list[Chat]:
+    """Returns chats of 1 to 12 turns, which grow by 100 to 700 tokens with each."""
+    chats: list[Chat] = []
+    system = _ids(rng, 100)
+    for _ in range(256 * scale):
+        history, chat = system, []
+        for _ in range(rng.randint(1, 12)):
+            history += _ids(rng, rng.randint(100, 700))
+            chat.append((history, 64))
+        chats.append(chat)
+    return chats
+
+
+def _ids(rng: Random, n: int) -> bytes:
+    return rng.randbytes(4 * n)
+
+
+MADE = {"groups": (groups, 256), "lengths": (lengths, 128), "sessions": (sessions, 128)}
+"""Workloads of this script, and their numbers of clients."""
+
+
+def chats_of(workload: str, scale: int, seed: int, tokenizer: Tokenizer) -> tuple[list[Chat], int]:
+    """Returns the sessions of a workload, and how many clients send them."""
+    if workload in MADE:
+        make, n_clients = MADE[workload]
+        return make(scale, Random(seed)), n_clients * scale
+    bench = load_benchmark(workload, False, scale)
     chats = []
-    for session in load_benchmark(workload, False, scale).sessions:
+    for session in bench.sessions:
         turns, chat = session.turns(), []
         requests = next(turns, None)
         while requests is not None:
@@ -205,32 +246,52 @@ def chats_of(workload: str, scale: int, tokenizer: Tokenizer) -> list[list[tuple
             except StopIteration:
                 requests = None
         chats.append(chat)
-    return chats
+    return chats, bench.workload.max_concurrency or 1
 
 
-async def run_clients(server: Server, chats: Sequence[Sequence[tuple[bytes, int]]], n_clients: int) -> list[float]:
-    """Sends all prompts; returns the times to the first token. Each client takes the next chat once it is free."""
+async def run_clients(
+    server: Server, chats: Sequence[Chat], n_clients: int, rate: float | None, rng: Random
+) -> list[float]:
+    """Sends all prompts; returns the times to the first token.
+
+    Args:
+        server: gets them.
+        chats: the sessions.
+        n_clients: each takes the next session once it is free.
+        rate: sessions that start per second, as a Poisson process, instead of clients; None: clients.
+        rng: of the arrivals.
+    """
     waiting, numbers = iter(chats), itertools.count()
     times_s = []
 
-    async def client() -> None:
-        for chat in waiting:
+    async def client(n_chats: int) -> None:
+        for chat in itertools.islice(waiting, n_chats):
             for tokens, n_output in chat:
                 sent_s, first_token_s = await server.complete(tokens, n_output, next(numbers))
                 times_s.append(first_token_s - sent_s)
 
-    await asyncio.gather(*(client() for _ in range(n_clients)))
+    async def arrive(at_s: float) -> None:
+        await asyncio.sleep(at_s)
+        await client(1)
+
+    if rate is None:
+        await asyncio.gather(*(client(len(chats)) for _ in range(n_clients)))
+    else:
+        gaps = (rng.expovariate(rate) for _ in chats)
+        await asyncio.gather(*map(arrive, itertools.accumulate(gaps)))
     return times_s
 
 
-async def measure(chats: Any, n_clients: int, n_replicas: int, arguments: argparse.Namespace) -> dict[str, Any]:
+async def measure(
+    chats: Sequence[Chat], n_clients: int, n_replicas: int, arguments: argparse.Namespace, rate: float | None = None
+) -> dict[str, Any]:
     """Runs all prompts with so many replicas; returns what the line says of them."""
     loop = asyncio.get_running_loop()
     frontend = Frontend(arguments.request_us / 1e6, arguments.token_us / 1e6)
     replicas = {index: ModelledReplica(frontend) for index in range(n_replicas)}
     server = Server(frontend, replicas, Placement(clock=loop.time))
     running = [asyncio.create_task(replica.run()) for replica in replicas.values()]
-    times_s = await run_clients(server, chats, n_clients)
+    times_s = await run_clients(server, chats, n_clients, rate, Random(arguments.seed))
     duration_s = loop.time()
     for task in running:
         task.cancel()
@@ -240,6 +301,7 @@ async def measure(chats: Any, n_clients: int, n_replicas: int, arguments: argpar
     n_prompt = sum(replica.steps.n_prompt_tokens for replica in replicas.values())
     return {
         "duration_s": round(duration_s, 3),
+        "chats_per_s": round(len(chats) / duration_s, 2),
         "tokens_per_s": round(sum(replica.steps.n_generated for replica in replicas.values()) / duration_s),
         "mean_ttft_ms": round(mean(milliseconds), 1),
         "p99_ttft_ms": round(percentile(milliseconds, 99) or 0.0, 1),
@@ -258,10 +320,12 @@ async def measure(chats: Any, n_clients: int, n_replicas: int, arguments: argpar
     }
 
 
-def in_virtual_time(chats: Any, n_clients: int, n_replicas: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def in_virtual_time(
+    chats: Sequence[Chat], n_clients: int, n_replicas: int, arguments: argparse.Namespace, rate: float | None = None
+) -> dict[str, Any]:
     """Runs ``measure`` in a loop of virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(measure(chats, n_clients, n_replicas, arguments))
+        return runner.run(measure(chats, n_clients, n_replicas, arguments, rate))
 
 
 def main() -> None:
@@ -272,19 +336,30 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=2, metavar="COUNT")
     parser.add_argument("--request-us", type=float, default=900.0, help="the frontend's time for a request")
     parser.add_argument("--token-us", type=float, default=30.0, help="its time for a streamed token")
+    parser.add_argument(
+        "--rate-pct",
+        type=float,
+        metavar="PERCENT",
+        help="Poisson arrivals, at this share of the rate of all replicas",
+    )
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--note", help="text to add to each line")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.load(resolve_tokenizer("tiny"))
     for workload in arguments.workloads.split(","):
-        bench = load_benchmark(workload, False, 1)
-        alone = in_virtual_time(chats_of(workload, 1, tokenizer), bench.workload.max_concurrency, 1, arguments)
-        n_clients = bench.workload.max_concurrency * arguments.replicas
-        chats = chats_of(workload, arguments.replicas, tokenizer)
-        together = in_virtual_time(chats, n_clients, arguments.replicas, arguments)
+        alone = in_virtual_time(*chats_of(workload, 1, arguments.seed, tokenizer), 1, arguments)
+        chats, n_clients = chats_of(workload, arguments.replicas, arguments.seed, tokenizer)
+        rate = None
+        if arguments.rate_pct is not None:
+            rate = arguments.rate_pct / 100 * arguments.replicas * alone["chats_per_s"]
+            alone = in_virtual_time(*chats_of(workload, 1, arguments.seed, tokenizer), 1, arguments, rate / 2)
+        together = in_virtual_time(chats, n_clients, arguments.replicas, arguments, rate)
         ratio = together["tokens_per_s"] / alone["tokens_per_s"]
         line = {
             "bench": "balance",
             "workload": workload,
+            "seed": arguments.seed,
+            "rate_pct": arguments.rate_pct,
             "request_us": arguments.request_us,
             "token_us": arguments.token_us,
             "one": alone,
