@@ -99,14 +99,14 @@ class ModelledReplica:
 
     frontend: Frontend
     steps: ModelledSteps = field(default_factory=ModelledSteps)
-    n_in_flight: int = 0
+    load: float = 0.0
     empty_since: float = 0.0
     busy_s: float = 0.0
     _takes_until_s: float = 0.0
     """Until when it takes messages at once, because the device computes."""
     _questions: list[tuple[Sequence[bytes], asyncio.Future[Matched]]] = field(default_factory=list)
-    _answered: dict[int, tuple[asyncio.Future[float], asyncio.Future[None]]] = field(default_factory=dict)
-    """For each prompt, by its identity: when its first token came, and whether all have."""
+    _answered: dict[int, tuple[asyncio.Future[float], asyncio.Future[None], float]] = field(default_factory=dict)
+    """For each prompt, by its identity: when its first token came, whether all have, and its load."""
     _has_more: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
@@ -121,12 +121,13 @@ class ModelledReplica:
         await self.frontend.work(ANSWER_S)
         return matched
 
-    async def complete(self, tokens: bytes, n_output: int) -> float:
-        """Answers a prompt; returns when the client got its first token."""
+    async def complete(self, tokens: bytes, n_output: int, load: float) -> float:
+        """Answers a prompt, which adds to its load; returns when the client got its first token."""
         loop = asyncio.get_running_loop()
-        self.n_in_flight += 1
+        self.load += load
         prompt = self.steps.add(tokens, n_output)
-        first, last = self._answered[id(prompt)] = loop.create_future(), loop.create_future()
+        first, last = loop.create_future(), loop.create_future()
+        self._answered[id(prompt)] = first, last, load
         self._has_more.set()
         await last
         return await first
@@ -147,9 +148,10 @@ class ModelledReplica:
             self.steps.finish(rows)
             for prompt in rows:
                 is_last = prompt.n_generated == prompt.n_output
-                self.n_in_flight -= is_last
-                self._deliver(*self._answered[id(prompt)], is_last=is_last)
+                first, last, load = self._answered[id(prompt)]
+                self._deliver(first, last, is_last=is_last)
                 if is_last:
+                    self.load -= load
                     del self._answered[id(prompt)]
 
     def _answer(self) -> None:
@@ -187,8 +189,8 @@ class Server:
         await self.frontend.work(self.frontend.request_s)
         submit = Submit(str(number), tokens, SamplingParams(max_tokens=n_output))
         found = await self.placement.probe(self.replicas, [submit])
-        chosen = self.placement.choose(submit, self.replicas, {index: one[0] for index, one in found.items()})
-        return sent_s, await self.replicas[chosen].complete(tokens, n_output)
+        chosen, load = self.placement.choose(submit, self.replicas, {index: one[0] for index, one in found.items()})
+        return sent_s, await self.replicas[chosen].complete(tokens, n_output, load)
 
 
 Chat = list[tuple[bytes, int]]
