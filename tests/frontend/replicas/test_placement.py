@@ -207,3 +207,9 @@ def test_what_was_sent_lately_and_who_is_alone_are_reasons_too() -> None:
     replicas[0].n_on_device = N_TOKENS
     assert reason(placement, replicas) == "prefix"
     assert reason(placement, replicas, prompt(reads_cache=False)) == "new", "nobody was asked"
+
+
+def test_a_prompt_weighs_its_answers_and_what_it_computes() -> None:
+    long = replace(prompt(), tokens=pack_tokens(range(8192)), sampling=SamplingParams(n=3))
+    assert patient().choose(long, {0: FakeReplica()}, {}) == (0, 3 + 8)
+    assert patient().choose(long, {0: FakeReplica()}, {0: 6144}) == (0, 3 + 2)
