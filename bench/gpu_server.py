@@ -3,8 +3,8 @@
 A server with the prefix cache and one without each answer two workloads of `radixkv bench`, with 256 requests in
 flight. The clients are spread over processes, because one process could not read as many streams in time. Prints a
 table and appends a JSON line per run, with time to first token, time between tokens and throughput as the clients
-see them; of an own server also the processor time of its processes, and which replica got how many prompts
-(`server_use.py`). The tokenizer is the embedded model's: most ids that the dummy model generates are not in it, so
+see them; of an own server also the processor time and memory of its processes, and what its replicas do from moment
+to moment (`server_use.py`). The tokenizer is the embedded model's: most ids that the dummy model generates are not in it, so
 answers have no text. Later prompts of chats have recorded answers, so that every server gets the same prompts.
 
     python bench/gpu_server.py --output-file bench/results/gpu_server.jsonl
@@ -36,7 +36,7 @@ from typing import Any, Literal
 import msgspec
 import uvloop
 from result_lines import add_gpu_flags, append, script_parser
-from server_use import ServerUse, Timeline
+from server_use import ServerUse, Timeline, memory
 
 from radixkv.checkpoints.resolve import resolve_tokenizer
 from radixkv.lab.bench.environment import provenance
@@ -248,6 +248,7 @@ class Clients:
         if before is not None and after is not None and timeline is not None:
             use = after.since(before, duration, metrics["total_output_tokens"])
             use["timeline"] = await timeline.stop(began)
+            use["host_memory"] = memory(self.address)
         return {
             "workload": bench.name,
             "num_prompts": len(records),

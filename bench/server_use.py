@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -62,6 +63,25 @@ class ServerUse:
             },
             "placements": placed,
         }
+
+
+def memory(address: str) -> dict[str, Any]:
+    """Returns the host memory of the server at a local address, in bytes, of each process and of all.
+
+    ``anonymous`` is a process's own, ``shared`` what it maps of the memory that ranks share, and ``file`` of files,
+    which the kernel may drop. ``limit`` is what a limit of the server has to hold at least: all anonymous memory, and
+    the largest shared one.
+    """
+    pid = frontend_process(address)
+    found = [_memory_of(one) for one in (pid, *descendants(pid))]
+    limit = sum(one["anonymous"] for one in found) + max(one["shared"] for one in found)
+    return {"frontend": found[0], "runtimes": found[1:], "limit": limit}
+
+
+def _memory_of(pid: int) -> dict[str, int]:
+    names = {"RssAnon": "anonymous", "RssShmem": "shared", "RssFile": "file"}
+    lines = map(str.split, Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines())
+    return {names[key]: 1024 * int(words[1]) for words in lines if (key := words[0].rstrip(":")) in names}
 
 
 class Timeline:

@@ -165,6 +165,7 @@ def test_processor_time_and_placements_of_an_own_server_are_recorded(tmp_path: P
         placed = [sum(reasons.values()) for reasons in line["placements"].values()]
         assert len(placed) == 2
         assert sum(placed) == line["num_prompts"]
+        assert line["host_memory"]["limit"] >= line["host_memory"]["frontend"]["anonymous"] > 0
         timeline = line["timeline"]
         assert len({len(column) for column in timeline.values()}) == 1
         assert all(len(generated) == 2 for generated in timeline["generated"])
