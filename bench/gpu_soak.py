@@ -272,6 +272,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="llama", help="a small version of this")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--every", type=int, default=1000)
+    parser.add_argument("--attention-backend", default="auto", metavar="NAME")
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--pool-tokens", type=int, default=8192)
     parser.add_argument("--host-memory", type=int, default=64 << 20, metavar="BYTES", help="host tier; 0: none")
@@ -281,7 +282,12 @@ def main() -> None:
         model = str(write_model(MODELS[arguments.model], Path(folder)))
         config = EngineConfig(
             ModelConfig(
-                model, dtype="bfloat16", max_model_len=MAX_TOKENS, load_format="dummy", device=arguments.device
+                model,
+                dtype="bfloat16",
+                max_model_len=MAX_TOKENS,
+                load_format="dummy",
+                device=arguments.device,
+                attention_backend=arguments.attention_backend,
             ),
             CacheConfig(
                 max_total_tokens=arguments.pool_tokens,
