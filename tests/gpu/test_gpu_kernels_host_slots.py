@@ -28,9 +28,9 @@ pytestmark = [*on_kernels, pytest.mark.skipif(DEVICE == "cuda", reason="its stre
 
 PAGE = PageShape(1, 2, 4, 64, torch.float16)
 """Of 2 KiB, half a page of the machine."""
-DELTA_NETS = DeltaNetConfig(frozenset({0, 2}), n_key_heads=1, n_value_heads=2, key_dim=16, value_dim=16, n_taps=4)
+DELTA_NETS = DeltaNetConfig(frozenset({0, 2}), n_key_heads=1, n_value_heads=2, key_dim=16, value_dim=20, n_taps=4)
 N_PAGES, N_TREE_SLOTS = 30, 8
-PIECE_BYTES = 14 << 10
+PIECE_BYTES = 18 << 10
 
 
 class PlayedStream:
@@ -97,10 +97,13 @@ def test_pages_and_states_share_pinned_memory_in_pieces(monkeypatch: pytest.Monk
     expected = [one.clone() for one in (pool.k, pool.v)]
     expected_states = [one.clone() for layer in states.layers for one in layer]
     n_stored = min(N_PAGES // 2, host.n_slots)
-    sources, places = range(n_stored), range(host.n_slots - n_stored, host.n_slots)
+    sources, places = range(n_stored), range(n_stored)
     n_states = min(slots.n_slots, N_TREE_SLOTS // 2)
     host.store(sources, places)
     host_states.store([(slot, slot) for slot in range(n_states)])
+    for page, slot in zip(sources, places, strict=True):
+        whole = torch.cat([pool.k[0, page], pool.v[0, page]])
+        assert bytes(host.buffer(slot)) == whole.view(torch.uint8).numpy().tobytes()
     loaded = [N_PAGES - 1 - page for page in sources]
     host.load(places, loaded)
     host_states.load([(slot, N_TREE_SLOTS - 1 - slot) for slot in range(n_states)])
