@@ -1,4 +1,5 @@
-"""Models with gated delta nets on several ranks: states come back from all tiers with the bits of cold prompts."""
+"""Models with gated delta nets on several ranks: states come back from all tiers with the bits of cold prompts, and
+beams go on from each other's."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from radixkv import LLM, RequestOutput, SamplingParams
+from radixkv import LLM, BeamSearchParams, RequestOutput, SamplingParams
+from radixkv.llm import BeamSearchSequence
 from support.checkpoints import save_checkpoint
 from support.device_support import HYBRIDS, random_ids
 
@@ -47,8 +49,12 @@ def test_states_of_ranks_come_back_from_host_memory_and_after_a_restart_from_dis
         inputs: list[Any] = [{"prompt_token_ids": one, **salt} for one, salt in zip(prompts, salts, strict=True)]
         return [llm.generate([one], PARAMS, use_tqdm=False)[0] for one in inputs]
 
+    def search(llm: LLM) -> list[BeamSearchSequence]:
+        (found,) = llm.beam_search([{"prompt_token_ids": text(70, 40)}], BeamSearchParams(3, 8, ignore_eos=True))
+        return found.sequences
+
     with LLM(folder, enable_prefix_caching=False, **SETTINGS) as llm:
-        alone = [scores(one) for one in answer(llm)]
+        alone, beams_alone = [scores(one) for one in answer(llm)], search(llm)
     tiers = {"host_memory_bytes": 16 << 20, "cache_dir": str(tmp_path), "tensor_parallel_size": 2}
     few = {"state_memory_bytes": 75_000, "max_total_tokens": 640}
     with LLM(folder, **SETTINGS, **tiers, **few) as llm:
@@ -56,12 +62,13 @@ def test_states_of_ranks_come_back_from_host_memory_and_after_a_restart_from_dis
         answer(llm)
         answer(llm, others)
         warm = answer(llm)
-        host = llm.get_metrics().host
+        host, beams = llm.get_metrics().host, search(llm)
     with LLM(folder, **SETTINGS, **tiers, **few) as llm:
         again = answer(llm)
     for one, expected in zip(cold, alone, strict=True):
         assert scores(one) == [pytest.approx(position, abs=1e-4) for position in expected]
     assert not any(one.num_cached_tokens for one in cold)
+    assert [beam.tokens for beam in beams] == [beam.tokens for beam in beams_alone]
     for found in (warm, again):
         assert [scores(one) for one in found] == [scores(one) for one in cold]
         assert all((one.num_cached_tokens or 0) >= 128 for one in found)
