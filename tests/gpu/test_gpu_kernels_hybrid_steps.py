@@ -64,7 +64,7 @@ class GraphAttention(ReferenceAttention):
     def step(self, decode: Any, prompts: Any) -> LayerAttention:
         def planned() -> LayerAttention | None:
             rows = None if decode is None else self._planned
-            has_rows = prompts is not None or (rows is not None and rows.size)
+            has_rows = prompts is not None or (rows is not None and rows.rows.size)
             return ReferenceAttention.step(self, rows, prompts) if has_rows else None
 
         return LateAttention(planned)
