@@ -33,6 +33,7 @@ from radixkv.runtime.device.ops.cuda import (
     norm,
     partial_rotary,
     rotary,
+    token_inputs,
 )
 from radixkv.runtime.device.ops.cuda import gated_linear as gated
 from radixkv.runtime.device.ops.cuda import grouped_linear as grouped
@@ -93,6 +94,17 @@ def test_products_of_few_rows_fit(n_out: int, target: int) -> None:
         linear._multiply_thin, target, kinds, constants, aligned={*kinds} - {"n_x"}, num_warps=tile.n_warps
     )
     assert taken <= SHARED_BYTES[target]
+
+
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize("window_pitch", [None, 480])
+def test_inputs_of_tokens_compile(window_pitch: int | None, target: int) -> None:
+    kernel = token_inputs._prepare_token_inputs
+    constants = {"PAGE_SIZE": 16, "PITCH": 96, "WINDOW_PITCH": window_pitch, "ROWS": 1, "TOKENS": 256}
+    kinds = dict.fromkeys(kernel.arg_names, "*i32") | dict.fromkeys(
+        ["table_stride", "padding_slot", "n_rows"], "i32"
+    )
+    assert shared_bytes(kernel, target, kinds, constants, aligned={"tables", "window_tables"}) == 0
 
 
 @pytest.mark.parametrize("target", [90, 120])
