@@ -221,11 +221,21 @@ def sessions(scale: int, rng: Random) -> list[Chat]:
     return chats
 
 
+def documents(scale: int, rng: Random) -> list[Chat]:
+    """Returns prompts that share nothing: short ones, and among them documents, a sixteenth of all."""
+    return [[(_ids(rng, 30_000 if rng.random() < 1 / 16 else 200), 64)] for _ in range(200 * scale)]
+
+
 def _ids(rng: Random, n: int) -> bytes:
     return rng.randbytes(4 * n)
 
 
-MADE = {"groups": (groups, 256), "lengths": (lengths, 128), "sessions": (sessions, 128)}
+MADE = {
+    "groups": (groups, 256),
+    "lengths": (lengths, 128),
+    "sessions": (sessions, 128),
+    "documents": (documents, 16),
+}
 """Workloads of this script, and their numbers of clients."""
 
 

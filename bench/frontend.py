@@ -28,8 +28,8 @@ Appends one JSON line per case:
 
 Each line has how many prompts each of several runtimes got; the number of tokens that answers lack; the processor
 time of the frontend process per request, per chunk and per token; that of its event loop's thread; and the loop's
-longest delay. The time per chunk and per token includes that of the requests. Clients and null runtime run on the same
-machine: processor time is the value that other load disturbs least.
+longest delay. The time per chunk and per token includes that of the requests. Clients and null runtime run on the
+same machine: processor time is the value that other load disturbs least.
 """
 
 from __future__ import annotations

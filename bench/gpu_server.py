@@ -4,8 +4,9 @@ A server with the prefix cache and one without each answer two workloads of `rad
 flight. The clients are spread over processes, because one process could not read as many streams in time. Prints a
 table and appends a JSON line per run, with time to first token, time between tokens and throughput as the clients
 see them; of an own server also the processor time and memory of its processes, and what its replicas do from moment
-to moment (`server_use.py`). The tokenizer is the embedded model's: most ids that the dummy model generates are not in it, so
-answers have no text. Later prompts of chats have recorded answers, so that every server gets the same prompts.
+to moment (`server_use.py`). The tokenizer is the embedded model's: most ids that the dummy model generates are not
+in it, so answers have no text. Later prompts of chats have recorded answers, so that every server gets the same
+prompts.
 
     python bench/gpu_server.py --output-file bench/results/gpu_server.jsonl
     python bench/gpu_server.py --small --device cpu      # tries the code

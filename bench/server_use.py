@@ -69,8 +69,8 @@ def memory(address: str) -> dict[str, Any]:
     """Returns the host memory of the server at a local address, in bytes, of each process and of all.
 
     ``anonymous`` is a process's own, ``shared`` what it maps of the memory that ranks share, and ``file`` of files,
-    which the kernel may drop. ``limit`` is what a limit of the server has to hold at least: all anonymous memory, and
-    the largest shared one.
+    which the kernel may drop. ``limit`` is what a limit of the server has to hold at least: all anonymous memory,
+    and the largest shared one.
     """
     pid = frontend_process(address)
     found = [_memory_of(one) for one in (pid, *descendants(pid))]
