@@ -95,7 +95,7 @@ def test_steps_of_one_kind_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pages_that_rows_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shape that has a layer without a window first reads them once; the other reads them for each row."""
+    """The shape that chooses the variant reads them once; the other reads them for each row."""
     free = SharingCosts(launches_ns=0.0, run_ns=0.0)
     monkeypatch.setattr(SharingCosts, "for_kernel", lambda kernel: free)
     rows = [(99, 1)] * 12

@@ -47,7 +47,7 @@ class CudaPool:
         # Copied as words: torch indexes no 8-bit floats. Head sizes on CUDA are multiples of 64 bytes and more.
         self._words = [cache.view(torch.int64) for part in self.parts for cache in part]
         self.n_pages = n_pages
-        self.device = device
+        self.device = self.parts[0].k.device
         self.dtype = page.dtype
         """Dtype of K and V."""
         self.layout = layout_name(page)
