@@ -205,7 +205,7 @@ def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_place
     params = greedy(80, logprobs=20)
     settings: dict[str, Any] = {
         "max_num_batched_tokens": 64,
-        "max_num_seqs": 8,
+        "max_num_seqs": 1,
         "page_size": 64,
         "attention_backend": backend,
     }
