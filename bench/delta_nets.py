@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gpu import gpu_provenance
 from radixkv.runtime.device.model_config.config import DeltaNetConfig
-from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, LayerStates, Linear
+from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, LayerStates
 from radixkv.runtime.device.ops.cuda.delta_net.blocks import block_bytes, block_parts
 from radixkv.runtime.device.ops.cuda.delta_net.convolution import convolve
 from radixkv.runtime.device.ops.cuda.delta_net.gated_norm import gated_norm
@@ -30,6 +30,7 @@ from radixkv.runtime.device.ops.cuda.delta_net.layer import DeltaNet
 from radixkv.runtime.device.ops.cuda.delta_net.scan import scan_blocks
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
 from radixkv.runtime.device.ops.cuda.delta_net.step import step_tokens
+from radixkv.runtime.device.ops.cuda.layers import Linear
 from radixkv.runtime.device.pack import RowArrays
 from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights, LinearWeights
 
@@ -39,16 +40,6 @@ PROMPTS = ((1, 64), (1, 512), (1, 2048), (1, 8192), (8, 1024), (64, 128))
 """Rows of a step, and tokens of each."""
 MODEL_PARAMETERS, PRODUCT_FLOPS = 8.95e9, 600e12
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
-
-
-class FixedLinear(Linear):
-    """A product whose output is given."""
-
-    def __init__(self, out: Tensor) -> None:
-        self._out = out
-
-    def __call__(self, x: object, out: Tensor | None = None) -> Tensor:
-        return self._out
 
 
 @dataclass(frozen=True)
@@ -104,13 +95,15 @@ class Layer:
         projected, convolved, out = self.projected, self.convolved, self.out
         gate = projected[:, CONFIG.n_channels : CONFIG.n_channels + out[0].numel()]
         x_bytes = 2 * len(projected) * CONFIG.n_channels
-        layer = DeltaNet(self.weights, FixedLinear(projected), CONFIG, 1e-6)
+        layer, read = DeltaNet(self.weights, Linear(projected, None), CONFIG, 1e-6), out.flatten(1)
+
+        def run_layer() -> None:
+            layer.scan(projected, self.sequences, self.states, read)
+            layer.finish(projected, read)
+
         state_bytes = 2 * memory.nbytes
         found: dict[str, tuple[Callable[[], object], int]] = {
-            "layer": (
-                partial(layer, projected, self.sequences, self.states),
-                projected.nbytes + out.nbytes + state_bytes,
-            ),
+            "layer": (run_layer, projected.nbytes + out.nbytes + state_bytes),
             "convolve": (
                 partial(
                     convolve,

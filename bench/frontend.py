@@ -18,14 +18,18 @@ Appends one JSON line per case:
     chats       texts as chat completions
     replicas    chats, with two runtimes
     short       64 clients stream one token each, a step every 5 ms: what a request costs
+    gpu         fewshot with the steps of a modelled GPU (modelled_steps.py)
+    gpus        512 clients, with two runtimes that are such
+    start       wave with 512 clients, new connections for each wave, and two runtimes that are modelled GPUs
     wave        fewshot, but all clients send at the same time, and wait until all answers are complete; a step each
                 60 ms, so that every token has a chunk of its own. The line has the time from the wave's start until
-                the runtime has half of the requests, and all
+                the runtimes have half of the requests, and all; until half of the clients have their first tokens,
+                and all; and the processor time of the event loop meanwhile
 
-Each line has the number of tokens that answers lack, the processor time of the frontend process per request, per
-chunk and per token; that of its event loop's thread; and the loop's longest delay. The time per chunk and per token
-includes that of the requests. Clients and null runtime run on the same machine: processor time is the value that
-other load disturbs least.
+Each line has how many prompts each of several runtimes got; the number of tokens that answers lack; the processor
+time of the frontend process per request, per chunk and per token; that of its event loop's thread; and the loop's
+longest delay. The time per chunk and per token includes that of the requests. Clients and null runtime run on the
+same machine: processor time is the value that other load disturbs least.
 """
 
 from __future__ import annotations
@@ -38,18 +42,21 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
-from typing import cast
+from typing import TypeVar, cast
 
 import uvloop
 from null_runtime import age_s
 from result_lines import report, script_parser
 from server import processor_s
+from server_use import placements
 
+from radixkv.client.http import HTTPClient
 from radixkv.lab.bench.environment import provenance
 from radixkv.lab.bench.run import Benchmark
 from radixkv.lab.bench.workloads.catalog import load_workload
@@ -76,7 +83,8 @@ class Case:
     n_clients: int
     n_tokens: int
     """Tokens per answer."""
-    step_s: float
+    step_s: float | None
+    """None: as a modelled GPU."""
     n_shots: int = 0
     """Worked examples before each question, as in the workload ``fewshot``; 0 repeats one question."""
     in_waves: bool = False
@@ -99,6 +107,9 @@ CASES = {
     "chats": Case(256, 64, 0.05, is_chat=True),
     "replicas": Case(256, 64, 0.05, is_chat=True, n_replicas=2),
     "short": Case(64, 1, 0.005),
+    "gpu": Case(256, 32, None, n_shots=9),
+    "gpus": Case(512, 32, None, n_shots=9, n_replicas=2),
+    "start": Case(512, 32, None, n_shots=9, in_waves=True, n_replicas=2),
     "wave": Case(256, 32, 0.06, n_shots=9, in_waves=True),
 }
 
@@ -123,6 +134,15 @@ class WatchedServer:
         """Returns the processor time of all threads, without the runtime's process."""
         return processor_s(f"/proc/{self.process.pid}")
 
+    async def placed(self) -> list[int]:
+        """Returns how many prompts each runtime got; nothing if there is one."""
+        async with HTTPClient(f"http://127.0.0.1:{self.port}") as client:
+            metrics = (await client.request("GET", "/metrics")).decode()
+        placed: Counter[str] = Counter()
+        for (replica, _), count in placements(metrics).items():
+            placed[replica] += count
+        return [placed[replica] for replica in sorted(placed)]
+
     def loop_s(self) -> float:
         """Returns the processor time of the event loop's thread."""
         return processor_s(f"/proc/{self.process.pid}/task/{self.process.pid}")
@@ -140,13 +160,22 @@ class ClientStats:
     """Requests of the unmeasured clients."""
     submitted_s: list[list[float]] = field(default_factory=list)
     """Per wave and request, the time from the wave's start to the request's arrival at the runtime."""
+    first_tokens_s: list[list[float]] = field(default_factory=list)
+    """Per wave and request, the time from the wave's start to the client's read of the first token."""
+    wave_loop_s: list[float] = field(default_factory=list)
+    """Per wave, the processor time of the event loop until then."""
 
-    def submitted_ms(self) -> dict[str, float]:
+    def waves_ms(self) -> dict[str, float]:
         """Returns medians over the waves; nothing if there are none."""
         if not self.submitted_s:
             return {}
-        half, last = (median(map(of, self.submitted_s)) for of in (median, max))
-        return {"half_submitted_ms": round(half * 1e3, 1), "last_submitted_ms": round(last * 1e3, 1)}
+        times = {"submitted": self.submitted_s, "first_token": self.first_tokens_s}
+        spans = {
+            f"{which}_{name}_ms": round(1e3 * median(map(of, waves)), 1)
+            for name, waves in times.items()
+            for which, of in (("half", median), ("last", max))
+        }
+        return spans | {"loop_until_first_tokens_ms": round(1e3 * median(self.wave_loop_s), 1)}
 
 
 def main() -> None:
@@ -165,21 +194,25 @@ def main() -> None:
 async def measure(name: str, seconds: float) -> dict[str, object]:
     """Measures one case and returns its line."""
     case = CASES[name]
-    runtime_arguments = f"{case.step_s} submitted" if case.in_waves else str(case.step_s)
+    runtime_arguments = "gpu" if case.step_s is None else str(case.step_s)
+    if case.in_waves:
+        runtime_arguments += " submitted"
     async with running_server(runtime_arguments, case.n_replicas) as server:
-        await clients(server.port, 2.0, name)  # the first requests import and allocate
+        await clients(server, 2.0, name)  # the first requests import and allocate
         server.longest_delay_ms()
         started_at, processor_s, loop_s = time.perf_counter(), server.processor_s(), server.loop_s()
-        stats = await clients(server.port, seconds, name)
+        placed_before = await server.placed()
+        stats = await clients(server, seconds, name)
         duration = time.perf_counter() - started_at
         processor_s = server.processor_s() - processor_s
         loop_s = server.loop_s() - loop_s
         longest_delay_ms = server.longest_delay_ms()
+        placed = [now - then for then, now in zip(placed_before, await server.placed(), strict=True)]
     percentiles = quantiles(stats.ages_s, n=100)
     return {
         "case": name,
         "clients": case.n_clients,
-        "step_ms": case.step_s * 1e3,
+        "step_ms": None if case.step_s is None else case.step_s * 1e3,
         "duration_s": round(duration, 2),
         "requests": stats.n_requests,
         "requests_per_s": round(stats.n_requests / duration, 1),
@@ -196,17 +229,18 @@ async def measure(name: str, seconds: float) -> dict[str, object]:
         "added_latency_p99_ms": round(percentiles[98] * 1e3, 2),
         "added_latency_max_ms": round(max(stats.ages_s) * 1e3, 2),
         "longest_delay_ms": longest_delay_ms,
-        **stats.submitted_ms(),
+        **stats.waves_ms(),
+        "placed": placed,
     }
 
 
-async def clients(port: int, seconds: float, name: str) -> ClientStats:
+async def clients(server: WatchedServer, seconds: float, name: str) -> ClientStats:
     """Sends a case's requests for ``seconds``; each client then finishes its current request."""
-    case, stats = CASES[name], ClientStats()
+    case, stats, port = CASES[name], ClientStats(), server.port
     deadline = time.monotonic() + seconds
     requests = itertools.cycle([stream_request(prompt, case) for prompt in prompts(case.n_shots)])
     if case.in_waves:
-        return await waves(port, seconds, case.n_clients, requests)
+        return await waves(server, seconds, case, requests)
 
     async def client() -> None:
         reader = await connect(port, Reader(stats))
@@ -227,19 +261,29 @@ async def clients(port: int, seconds: float, name: str) -> ClientStats:
     return stats
 
 
-async def waves(port: int, seconds: float, n_clients: int, requests: Iterator[bytes]) -> ClientStats:
+async def waves(server: WatchedServer, seconds: float, case: Case, requests: Iterator[bytes]) -> ClientStats:
     """Sends waves of requests for ``seconds``, each after the last answer of the one before."""
     stats = ClientStats()
-    readers = [await connect(port, FirstStampReader(stats)) for _ in range(n_clients)]
+    readers: list[FirstStampReader] = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
+        if not readers or case.step_s is None:
+            for reader in readers:
+                reader.transport.close()
+            readers = [await connect(server.port, FirstStampReader(stats)) for _ in range(case.n_clients)]
         stats.submitted_s.append([])
-        wave = list(itertools.islice(requests, n_clients))
-        begun_ns = time.monotonic_ns()
-        await asyncio.gather(
+        stats.first_tokens_s.append([])
+        stats.wave_loop_s.append(0.0)
+        wave = list(itertools.islice(requests, case.n_clients))
+        begun_ns, loop_s = time.monotonic_ns(), server.loop_s()
+        answers = asyncio.gather(
             *(reader.send_in_wave(begun_ns, each) for reader, each in zip(readers, wave, strict=True))
         )
-        stats.n_requests += n_clients
+        while len(stats.first_tokens_s[-1]) < case.n_clients:
+            await asyncio.sleep(0.01)
+        stats.wave_loop_s[-1] = server.loop_s() - loop_s
+        await answers
+        stats.n_requests += case.n_clients
     for reader in readers:
         reader.transport.close()
     return stats
@@ -332,6 +376,7 @@ class FirstStampReader(Reader):
         if self._begun_ns is not None:
             received_s = (now_ns - self._begun_ns) / 1e9 - age_s(tokens.pop(0), now_ns)
             self._stats.submitted_s[-1].append(received_s)
+            self._stats.first_tokens_s[-1].append((now_ns - self._begun_ns) / 1e9)
             self._begun_ns = None
         super()._record(tokens, now_ns)
 
@@ -344,7 +389,10 @@ class TailReader(Reader):
             self._ended.set_result(None)
 
 
-async def connect(port: int, reader: Reader) -> Reader:
+ReaderT = TypeVar("ReaderT", bound=Reader)
+
+
+async def connect(port: int, reader: ReaderT) -> ReaderT:
     await asyncio.get_running_loop().create_connection(lambda: reader, "127.0.0.1", port)
     return reader
 

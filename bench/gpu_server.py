@@ -3,8 +3,10 @@
 A server with the prefix cache and one without each answer two workloads of `radixkv bench`, with 256 requests in
 flight. The clients are spread over processes, because one process could not read as many streams in time. Prints a
 table and appends a JSON line per run, with time to first token, time between tokens and throughput as the clients
-see them. The tokenizer is the embedded model's: most ids that the dummy model generates are not in it, so answers
-have no text. Later prompts of chats have recorded answers, so that every server gets the same prompts.
+see them; of an own server also the processor time and memory of its processes, and what its replicas do from moment
+to moment (`server_use.py`). The tokenizer is the embedded model's: most ids that the dummy model generates are not
+in it, so answers have no text. Later prompts of chats have recorded answers, so that every server gets the same
+prompts.
 
     python bench/gpu_server.py --output-file bench/results/gpu_server.jsonl
     python bench/gpu_server.py --small --device cpu      # tries the code
@@ -35,6 +37,7 @@ from typing import Any, Literal
 import msgspec
 import uvloop
 from result_lines import add_gpu_flags, append, script_parser
+from server_use import ServerUse, Timeline, memory
 
 from radixkv.checkpoints.resolve import resolve_tokenizer
 from radixkv.lab.bench.environment import provenance
@@ -177,7 +180,14 @@ async def run_benches(
     benches: Sequence[Benchmark], address: str, arguments: argparse.Namespace, about: Mapping[str, Any]
 ) -> None:
     """Runs every workload, and prints and writes their lines, to which ``about`` is added."""
-    clients = Clients(address, arguments.processes, arguments.small, arguments.scale, arguments.prompt_form)
+    clients = Clients(
+        address,
+        arguments.processes,
+        arguments.small,
+        arguments.scale,
+        arguments.prompt_form,
+        is_own=arguments.address is None,
+    )
     for bench in benches:
         line = await clients.measure(bench, arguments.request_rate)
         report(line | about, arguments.output_file)
@@ -204,6 +214,8 @@ class Clients:
     scale: int
     prompt_form: str
     """``text``, or ``tokens`` for token ids of the embedded model's tokenizer."""
+    is_own: bool = False
+    """Whether the server is one of this script, whose processes are watched."""
 
     async def measure(self, bench: Benchmark, request_rate: float | None) -> dict[str, Any]:
         """Runs the workload from a cold cache. Returns the result line.
@@ -221,7 +233,11 @@ class Clients:
         with ProcessPoolExecutor(self.n_processes, multiprocessing.get_context("spawn")) as pool:
             list(pool.map(time.sleep, [0.5] * self.n_processes))  # until all processes have started
             shares = [SessionShare(self, bench.name, model, request_rate, i) for i in range(self.n_processes)]
-            records = [record for answers in pool.map(run_share, shares) for record in answers]
+            before = await ServerUse.now(self.address) if self.is_own else None
+            timeline = Timeline(self.address) if self.is_own else None
+            answers = await asyncio.to_thread(lambda: list(pool.map(run_share, shares)))
+            after = await ServerUse.now(self.address) if self.is_own else None
+        records = [record for share in answers for record in share]
         if failed := {record.error for record in records if record.error is not None}:
             raise SystemExit(f"{bench.name}: requests failed: {sorted(failed)[:3]}")
         records.sort(key=lambda record: (record.session, record.turn))
@@ -229,6 +245,11 @@ class Clients:
         duration = max(record.started - record.lateness + record.latency for record in records) - began
         metrics = run_metrics(Measurement(records, duration, began))
         del metrics["accuracy_pct"], metrics["n_checked"]  # dummy weights
+        use: dict[str, Any] = {}
+        if before is not None and after is not None and timeline is not None:
+            use = after.since(before, duration, metrics["total_output_tokens"])
+            use["timeline"] = await timeline.stop(began)
+            use["host_memory"] = memory(self.address)
         return {
             "workload": bench.name,
             "num_prompts": len(records),
@@ -238,12 +259,27 @@ class Clients:
             "prompt_form": self.prompt_form,
             "cache_flushed": flushed,
             "client_processes": self.n_processes,
+            "client_spans_s": spans(records, self.n_processes, began),
             **metrics,
+            **use,
         }
 
     def encoder(self) -> PromptEncoder | None:
         """Returns the encoder of prompts; None: they are sent as text."""
         return PromptEncoder(resolve_tokenizer("tiny")) if self.prompt_form == "tokens" else None
+
+
+def spans(records: Sequence[Record], n_processes: int, began: float) -> list[tuple[float, float]]:
+    """Returns when each process of clients sent its first request and had its last answer, in seconds."""
+    shares = [[record for record in records if record.session % n_processes == i] for i in range(n_processes)]
+    return [
+        (
+            round(min(record.started for record in share) - began, 3),
+            round(max(record.started + record.latency - record.lateness for record in share) - began, 3),
+        )
+        for share in shares
+        if share
+    ]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ memory the same as from the device; and the GPU's memory must not have grown sin
 line.
 
     python bench/gpu_soak.py --requests 20000 --output-file bench/results/gpu_soak.jsonl
+    python bench/gpu_soak.py --requests 10000 --model qwen3.5 --host-memory 0
     python bench/gpu_soak.py --requests 200 --every 50 --device cpu
 """
 
@@ -27,7 +28,7 @@ from typing import Any
 import msgspec
 import torch
 from result_lines import add_gpu_flags, report, script_parser
-from shapes import SMALL, write_model
+from shapes import SMALL, SMALL_HYBRID, SMALL_WINDOWS, write_model
 
 from gpu import gpu_provenance
 from radixkv import SamplingParams
@@ -49,6 +50,7 @@ from radixkv.wire.messages import (
 )
 from radixkv.wire.stats import Stats
 
+MODELS = {"llama": SMALL, "qwen3.5": SMALL_HYBRID, "gemma3": SMALL_WINDOWS}
 VOCAB = 32_000
 MAX_TOKENS = 600
 N_STEMS = 150
@@ -267,18 +269,25 @@ def gpu_bytes() -> tuple[int, int]:
 def main() -> None:
     parser = script_parser(__doc__)
     add_gpu_flags(parser)
+    parser.add_argument("--model", choices=MODELS, default="llama", help="a small version of this")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--every", type=int, default=1000)
+    parser.add_argument("--attention-backend", default="auto", metavar="NAME")
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--pool-tokens", type=int, default=8192)
     parser.add_argument("--host-memory", type=int, default=64 << 20, metavar="BYTES", help="host tier; 0: none")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = str(write_model(SMALL, Path(folder)))
+        model = str(write_model(MODELS[arguments.model], Path(folder)))
         config = EngineConfig(
             ModelConfig(
-                model, dtype="bfloat16", max_model_len=MAX_TOKENS, load_format="dummy", device=arguments.device
+                model,
+                dtype="bfloat16",
+                max_model_len=MAX_TOKENS,
+                load_format="dummy",
+                device=arguments.device,
+                attention_backend=arguments.attention_backend,
             ),
             CacheConfig(
                 max_total_tokens=arguments.pool_tokens,
@@ -291,7 +300,7 @@ def main() -> None:
     begun = time.monotonic()
     soak = Soak(loop, Traffic(Random(arguments.seed)), arguments.clients)
     soak.run(arguments.requests, arguments.every)
-    line = soak.line() | {"duration_s": round(time.monotonic() - begun, 1)}
+    line = {"model": arguments.model} | soak.line() | {"duration_s": round(time.monotonic() - begun, 1)}
     report(arguments.output_file, line, gpu_provenance(arguments.device, arguments.commit))
 
 

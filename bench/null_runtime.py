@@ -4,8 +4,8 @@ It speaks the wire protocol and gives every choice of a running request one toke
 time at which it was sent, on the monotonic clock that all processes of a machine share. Logprobs are synthetic;
 prompt logprobs come in ranges of 2,048 tokens per step, as from the CPU runtime.
 
-    argv: seconds per step, and optionally "submitted": the first token of an answer then encodes when its request
-    was received
+    argv: seconds per step, or "gpu" for steps as long as those of a modelled GPU (modelled_steps.py); optionally
+    "submitted": the first token of an answer then encodes when its request was received
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from dataclasses import dataclass
 
 import msgspec
 import zmq
+from modelled_steps import ModelledPrompt, ModelledSteps
 
+from radixkv.wire.cache_messages import Match, Matched, TierMatch
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import (
     WIRE_VERSION,
@@ -55,7 +57,7 @@ READY = Ready(
     max_model_len=1 << 18,
     page_size=16,
     n_pages=1 << 16,
-    max_num_seqs=256,
+    max_num_seqs=512,
     max_num_batched_tokens=2048,
     device="none",
     dtype="none",
@@ -110,11 +112,22 @@ class _Running:
 
 
 class NullRuntime:
-    """Serves one frontend: gives each running request one stamp per choice and step."""
+    """Serves one frontend: gives each running request one stamp per choice and step.
 
-    def __init__(self, socket: zmq.Socket[bytes], step_s: float, *, stamps_receipt: bool) -> None:
+    Args:
+        socket: to the frontend.
+        step_s: time of a step. None: that of a modelled GPU, which has no prompt logprobs.
+        stamps_receipt: whether an answer's first token encodes when its request was received.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], step_s: float | None, *, stamps_receipt: bool) -> None:
         self._socket = socket
         self._step_s = step_s
+        self._steps = ModelledSteps()
+        self._modelled: dict[str, ModelledPrompt] = {}
+        """The prompts of running requests, if a GPU is modelled."""
+        self._rows: list[str] = []
+        """The requests that get a token at the end of the modelled step."""
         self._stamps_receipt = stamps_receipt
         self._running: dict[str, _Running] = {}
         self._peer = b""
@@ -129,10 +142,15 @@ class NullRuntime:
             if self._socket.poll(wait_s * 1000):
                 self._peer, frame = self._socket.recv_multipart()
                 self._send(self._receive(decode_to_runtime(frame)))
+                continue  # until all that has arrived is taken
             now = time.monotonic()
             if self._running and now >= next_at:
-                next_at = max(now, next_at + self._step_s)
-                self._send(self._step())
+                if self._step_s is not None:
+                    next_at = max(now, next_at + self._step_s)
+                    self._send(self._step(list(self._running)))
+                else:
+                    self._send(self._step(self._finished_rows()))
+                    next_at = now + self._launch()
             if now - beat_at >= HEARTBEAT_S:
                 beat_at = now
                 self._send([Heartbeat()])
@@ -143,7 +161,17 @@ class NullRuntime:
                 return [READY]
             case Submit():
                 self._running[message.id] = _Running(message, stamp())
+                if self._step_s is None:
+                    n_output = message.sampling.max_tokens or 1
+                    self._modelled[message.id] = self._steps.add(message.tokens, n_output)
+            case Match():
+                matches = [
+                    TierMatch(len(tokens) // 4, self._steps.n_cached(tokens), 0, 0) for tokens in message.prompts
+                ]
+                return [Matched(message.id, tuple(matches), 0, 0, 0, 0)]
             case Cancel():
+                if (modelled := self._modelled.pop(message.id, None)) is not None:
+                    self._steps.cancel(modelled)
                 if (request := self._running.pop(message.id, None)) is not None:
                     return [request.done]
             case GetStats():
@@ -153,11 +181,26 @@ class NullRuntime:
                 self._is_draining = True
         return []
 
-    def _step(self) -> list[FromRuntime]:
+    def _launch(self) -> float:
+        """Plans a modelled step; returns how long it takes."""
+        step_s, rows = self._steps.plan()
+        ids = {id(prompt): request_id for request_id, prompt in self._modelled.items()}
+        self._rows = [ids[id(prompt)] for prompt in rows]
+        return step_s if self._steps.has_work else 0.0
+
+    def _finished_rows(self) -> list[str]:
+        """Ends the modelled step; returns the requests that get a token."""
+        rows = [request_id for request_id in self._rows if request_id in self._modelled]
+        self._steps.finish([self._modelled[request_id] for request_id in rows])
+        return rows
+
+    def _step(self, request_ids: list[str]) -> list[FromRuntime]:
+        """Gives requests a token."""
         items: list[NewTokens] = []
         all_prompt_logprobs: list[PromptLogprobs] = []
         terminal: list[FromRuntime] = []
-        for request_id, request in list(self._running.items()):
+        for request_id in request_ids:
+            request = self._running[request_id]
             sampling = request.submit.sampling
             if (prompt_logprobs := request.next_prompt_logprobs()) is not None:
                 all_prompt_logprobs.append(prompt_logprobs)
@@ -171,7 +214,8 @@ class NullRuntime:
             ]
             if reason is not None:
                 terminal.append(self._running.pop(request_id).done)
-        return [Tokens(items, all_prompt_logprobs), *terminal]
+                self._modelled.pop(request_id, None)
+        return [Tokens(items, all_prompt_logprobs), *terminal] if items or all_prompt_logprobs else []
 
     def _send(self, messages: list[FromRuntime]) -> None:
         if messages and self._peer:
@@ -199,7 +243,8 @@ def main() -> None:
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
     threading.Thread(target=_exit_with_frontend, daemon=True).start()
     with _bind(start.socket_path) as socket:
-        NullRuntime(socket, float(sys.argv[1]), stamps_receipt="submitted" in sys.argv[2:]).run()
+        step_s = None if sys.argv[1] == "gpu" else float(sys.argv[1])
+        NullRuntime(socket, step_s, stamps_receipt="submitted" in sys.argv[2:]).run()
 
 
 if __name__ == "__main__":

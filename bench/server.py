@@ -97,15 +97,28 @@ async def _complete(client: HTTPClient, prompts: Sequence[Sequence[int]], n_outp
 
 def processes(address: str) -> tuple[int, int]:
     """Returns the ids of the process that listens at the address and of its child."""
+    frontend = frontend_process(address)
+    return frontend, descendants(frontend, deep=False)[0]
+
+
+def frontend_process(address: str) -> int:
+    """Returns the id of the process that listens at an address of this machine."""
     port = int(address.rpartition(":")[2])
     lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
     inode = next(
         fields[9] for fields in map(str.split, lines) if fields[1].endswith(f":{port:04X}") and fields[3] == "0A"
     )
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    frontend = next(pid for pid in pids if _has_socket(pid, inode))
-    children = Path(f"/proc/{frontend}/task/{frontend}/children").read_text(encoding="ascii").split()
-    return frontend, int(children[0])
+    return next(pid for pid in pids if _has_socket(pid, inode))
+
+
+def descendants(pid: int, *, deep: bool = True) -> list[int]:
+    """Returns the ids of a process's children, and with ``deep`` of theirs behind each."""
+    found: list[int] = []
+    for task in sorted(int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()):
+        for child in map(int, Path(f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii").split()):
+            found += [child, *descendants(child)] if deep else [child]
+    return found
 
 
 def _has_socket(pid: int, inode: str) -> bool:

@@ -150,8 +150,82 @@ QWEN35_9B: Config = {
     "hidden_act": "silu",
     "attention_bias": False,
     "tie_word_embeddings": False,
+    "mamba_ssm_dtype": "float32",
 }
 """Configuration of the text part of Qwen3.5 9B, three of whose four layers are gated delta nets."""
+
+QWEN36_35B_A3B: Config = QWEN35_9B | {
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "model_type": "qwen3_5_moe_text",
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+"""Configuration of the text part of Qwen3.5 and Qwen3.6 35B-A3B."""
+
+QWEN36_35B_A3B_FP8: Config = QWEN36_35B_A3B | {
+    "quantization_config": {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    },
+}
+"""The same in FP8 with a scale for each block. Without files, all matrices that may be are in FP8."""
+
+NEMOTRON_NANO_9B: Config = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 131_072,
+    "hidden_size": 4480,
+    "intermediate_size": 15_680,
+    "num_hidden_layers": 56,
+    "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 80,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "use_conv_bias": True,
+    "mamba_hidden_act": "silu",
+    "mlp_hidden_act": "relu2",
+    "layer_norm_epsilon": 1e-5,
+    "max_position_embeddings": 131_072,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+}
+"""Configuration of Nemotron Nano 9B v2: 27 layers of Mamba2, 25 MLPs and 4 layers with attention."""
+
+NEMOTRON_3_NANO: Config = NEMOTRON_NANO_9B | {
+    "hidden_size": 2688,
+    "intermediate_size": 1856,
+    "num_hidden_layers": 52,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_group": 1,
+    "topk_group": 1,
+    "max_position_embeddings": 262_144,
+}
+"""Configuration of Nemotron 3 Nano: 23 layers of Mamba2, 23 mixtures of experts, 6 layers with attention."""
 
 MODELS: dict[str, Config] = {
     "llama-8b": LLAMA_8B,
@@ -159,6 +233,10 @@ MODELS: dict[str, Config] = {
     "llama-70b": LLAMA_70B,
     "qwen3-30b-a3b": QWEN3_30B_A3B,
     "qwen3.5-9b": QWEN35_9B,
+    "qwen3.6-35b-a3b": QWEN36_35B_A3B,
+    "qwen3.6-35b-a3b-fp8": QWEN36_35B_A3B_FP8,
+    "nemotron-nano-9b-v2": NEMOTRON_NANO_9B,
+    "nemotron-3-nano": NEMOTRON_3_NANO,
 }
 """Configurations by the name that ``--model`` of benchmarks takes."""
 LABELS = {
@@ -167,6 +245,10 @@ LABELS = {
     "llama-70b": "llama-3.1-70b",
     "qwen3-30b-a3b": "qwen3-30b-a3b",
     "qwen3.5-9b": "qwen3.5-9b",
+    "qwen3.6-35b-a3b": "qwen3.6-35b-a3b",
+    "qwen3.6-35b-a3b-fp8": "qwen3.6-35b-a3b in FP8",
+    "nemotron-nano-9b-v2": "nemotron-nano-9b-v2",
+    "nemotron-3-nano": "nemotron-3-nano-30b-a3b",
 }
 """Models as result lines name them."""
 
@@ -180,6 +262,35 @@ SMALL: Config = LLAMA_8B | {
     "head_dim": 128,
 }
 """A small version of Llama, to try a benchmark without a GPU."""
+
+SMALL_HYBRID: Config = QWEN35_9B | {
+    "vocab_size": 32_000,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
+"""A small version of Qwen3.5, with three gated delta nets before its attention layer."""
+
+SMALL_WINDOWS: Config = SMALL | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "sliding_window": 64,
+    "sliding_window_pattern": 2,
+    "query_pre_attn_scalar": 64,
+    "rope_local_base_freq": 10_000.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+"""A small version of Gemma 3, in which every other layer has a window of 64 tokens."""
 
 
 def write_model(config: Config, folder: Path) -> Path:

@@ -14,6 +14,8 @@ MIN_EXCESS_REQUESTS = 4
 """A server is not called busy before it has so many requests more than the mean."""
 RECENT_REQUESTS = 32
 """Requests for each server that a router remembers."""
+_MOST_DECAY = 0.999
+"""By which the most requests in flight fall with each request, unless there are more."""
 
 Server = TypeVar("Server", bound=Hashable)
 
@@ -32,36 +34,57 @@ class ServerChoice(Generic[Server]):
     """Chooses servers by what they have of a prompt and by their load.
 
     The server with the most of the prompt gets it, if it has at least 30% and is not busy: a busy one has more than
-    1.5 times the mean load, and more than 4 requests above the mean. Otherwise the server with the least load gets
-    it.
+    1.5 times the mean load, and more than 4 requests above the mean, both with the requests that are in flight now
+    and with how many usually are. Otherwise the server with the least load gets it.
 
     The load of a server is the number of its requests in flight, plus those that it got of the last 32 requests for
     each server. Requests that have ended count as well, because a server that gets most of the traffic, as it does
     when all prompts begin alike, has to cache most of it.
+
+    What is usual is a mean over about as many requests as were in flight at most lately, and 32 for each server.
+    Chats whose turns end together come back together: those of one server may then be in flight while those of
+    another are between two turns, which says nothing about the work that the servers have.
     """
 
     def __init__(self) -> None:
         self._recent: deque[Server] = deque()
         self._n_recent: dict[Server, int] = {}
+        self._usual: dict[Server, float] = {}
+        """Means of what servers have in flight."""
+        self._n_most = 0.0
+        """The most requests in flight lately."""
 
-    def choose(self, n_tokens: int, matched: Mapping[Server, int], in_flight: Mapping[Server, int]) -> Server:
+    def choose(self, n_tokens: int, matched: Mapping[Server, int], in_flight: Mapping[Server, float]) -> Server:
         """Returns the server for a prompt, and counts it as sent there. O(servers).
 
         Args:
             n_tokens: of the prompt.
             matched: tokens of the prompt that each server has; the servers to choose from, at least one. Of equal
                 servers the first one is chosen.
-            in_flight: requests that each server has; one that is missing has none.
+            in_flight: requests that each server has, or a weight of them; one that is missing has none.
         """
-        loads = {server: in_flight.get(server, 0) + self._n_recent.get(server, 0) for server in matched}
-        mean = sum(loads.values()) / len(loads)
-        limit = max(MAX_RELATIVE_LOAD * mean, mean + MIN_EXCESS_REQUESTS)
-        ready = [server for server in matched if loads[server] <= limit]
+        now = {server: in_flight.get(server, 0.0) for server in matched}
+        loads = self._with_recent(now)
+        usual = self._with_recent(self._usual_in_flight(now))
+        limit, usual_limit = _busy_above(loads), _busy_above(usual)
+        ready = [server for server in matched if loads[server] <= limit or usual[server] <= usual_limit]
         chosen = max(ready, key=lambda server: (matched[server], -loads[server]))
         if not is_match(matched[chosen], n_tokens):
             chosen = min(ready, key=loads.__getitem__)
         self._count(chosen, RECENT_REQUESTS * len(matched))
         return chosen
+
+    def _with_recent(self, in_flight: Mapping[Server, float]) -> dict[Server, float]:
+        return {server: number + self._n_recent.get(server, 0) for server, number in in_flight.items()}
+
+    def _usual_in_flight(self, in_flight: Mapping[Server, float]) -> dict[Server, float]:
+        """Returns the means of what servers have in flight, up to now."""
+        self._n_most = max(sum(in_flight.values()), _MOST_DECAY * self._n_most)
+        n_requests = RECENT_REQUESTS * len(in_flight) + self._n_most
+        for server, number in in_flight.items():
+            usual = self._usual.get(server, number)
+            self._usual[server] = usual + (number - usual) / n_requests
+        return {server: self._usual[server] for server in in_flight}
 
     def _count(self, server: Server, n_kept: int) -> None:
         self._recent.append(server)
@@ -71,3 +94,9 @@ class ServerChoice(Generic[Server]):
             self._n_recent[oldest] -= 1
             if not self._n_recent[oldest]:
                 del self._n_recent[oldest]
+
+
+def _busy_above(loads: Mapping[Server, float]) -> float:
+    """Returns the load above which a server is busy."""
+    mean = sum(loads.values()) / len(loads)
+    return max(MAX_RELATIVE_LOAD * mean, mean + MIN_EXCESS_REQUESTS)

@@ -38,3 +38,25 @@ def test_a_server_that_is_gone_is_not_chosen():
     assert set(sent) == {"a", "b"}
     assert {choice.choose(10, {"b": 0}, {}) for _ in range(20)} == {"b"}
     assert choice.choose(10, {"a": 0, "b": 0}, {}) == "a"
+
+
+def test_chats_stay_where_they_are_while_those_of_another_server_are_between_two_turns():
+    choice, n_chats = ServerChoice(), 200
+    of = {"a": {"a": 400, "b": 320}, "b": {"a": 320, "b": 400}}
+    for n in range(n_chats):
+        for server in ("a", "b"):
+            assert choice.choose(500, of[server], {"a": n, "b": n}) == server
+    for first, second in (("a", "b"), ("b", "a")):
+        for n in range(n_chats):
+            assert choice.choose(500, of[first], {first: n}) == first
+        for n in range(n_chats):
+            assert choice.choose(500, of[second], {first: n_chats, second: n}) == second
+
+
+def test_a_server_that_is_busy_for_long_gets_nothing_for_its_match():
+    choice, matched = ServerChoice(), {"a": 400, "b": 320}
+    for n in range(200):
+        assert choice.choose(500, matched, {"a": 200, "b": 200}) == "a", n
+    sent = [choice.choose(500, matched, {"a": 450, "b": 10}) for _ in range(2000)]
+    assert sent.index("b") > 50
+    assert set(sent[-100:]) == {"b"}

@@ -189,6 +189,8 @@ class InFlightRequest:
 
         Prompt logprobs do not count: no reader could have taken them sooner.
         """
+        self.load = 1.0
+        """How much it counts where runtimes are compared by what they have to do."""
         self.done: Done | None = None
         self.error: RequestError | None = None
         self.finish_reasons: list[str] = []

@@ -119,6 +119,8 @@ class RuntimeClient:
         self._requests: dict[str, InFlightRequest] = {}
         self._queries: dict[str, asyncio.Future[Reply]] = {}
         self._idle = asyncio.Event()
+        self.load = 0.0
+        """The sum of ``InFlightRequest.load`` of requests that have not received their terminal message."""
         self._idle.set()
         self._receiving: asyncio.Task[None] | None = None
         self._woken: dict[WakeUp, None] = {}
@@ -266,6 +268,7 @@ class RuntimeClient:
             if not reply.done():
                 reply.set_exception(error)
         self._requests.clear()
+        self.load = 0.0
         self._idle.set()
 
     def resume(self) -> None:
@@ -288,6 +291,7 @@ class RuntimeClient:
         for request, frame in frames:
             self._send_soon(frame)
             self._requests[request.id] = request
+            self.load += request.load
             self._idle.clear()
 
     def cancel(self, request: InFlightRequest, choice: int | None = None) -> None:
@@ -441,6 +445,7 @@ class RuntimeClient:
 
     def _remove(self, request_id: str) -> InFlightRequest | None:
         request = self._requests.pop(request_id, None)
+        self.load -= 0.0 if request is None else request.load
         if not self._requests:
             self._idle.set()
         return request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.protocols import RequestBranch
-from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
@@ -28,7 +27,6 @@ from radixkv.runtime.structured.vocabulary import read_vocabulary
 from radixkv.settings.config import EngineConfig
 from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.states import BLOCK_TOKENS
-from radixkv.wire.messages import Submit
 
 logger = logging.getLogger(__name__)
 
@@ -135,9 +133,7 @@ def open_loop(
             from radixkv.runtime.states.tree_states import TreeStates
 
             states = TreeStates(cache, checkpoint.eos_token_ids)
-        if executor.n_states is not None:
-            more_branches = (RequestBranch(_has_several_beams, _refuse_beams),)
-        elif speculative is not None and config.model.task == "generate":
+        if executor.n_states is None and speculative is not None and config.model.task == "generate":
             from radixkv.runtime.drafts.open import open_drafts
 
             drafts, more_branches = open_drafts(speculative, cache, executor)
@@ -171,19 +167,6 @@ def open_loop(
         on_failure.pop_all()
     logger.info("ready after %s", times)
     return loop
-
-
-def _has_several_beams(message: Submit) -> bool:
-    return message.sampling.use_beam_search and message.sampling.n > 1
-
-
-def _refuse_beams(message: Submit, choices: Sequence[Request]) -> None:
-    """Raises ``UnsupportedFeature``: beams go on from each other at any token, and states are not copied."""
-    raise UnsupportedFeature(
-        f"n is {message.sampling.n} with beam search; this model has recurrent layers, with which beams cannot go "
-        "on from each other in this release: leave use_beam_search out",
-        param="n",
-    )
 
 
 def check_shared_store(url: str | None) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from radixkv.errors import RequestError
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.step.plan import Row, StateLoad, StateSave, StepPlan
+from radixkv.runtime.step.plan import Row, StateFork, StateLoad, StateSave, StepPlan
 from radixkv.runtime.step.result import TokenMasks
 from radixkv.tree.changes import Change, StoredPages
 from radixkv.tree.node import Namespace
@@ -367,9 +367,13 @@ class States:
             n_in_tree: leading tokens whose pages the tree had before.
         """
 
-    def take(self, step: int) -> tuple[tuple[StateLoad, ...], tuple[StateSave, ...]]:
-        """Returns what the plan of a step, which will be launched, must carry for the rows since the last call."""
-        return (), ()
+    def forked(self, parent: Request, fork: Request) -> None:
+        """Takes note that a fork, which has a batch slot now, goes on from all that its parent has computed."""
+
+    def take(self, step: int) -> tuple[tuple[StateLoad, ...], tuple[StateSave, ...], tuple[StateFork, ...]]:
+        """Returns what the plan of a step, which will be launched, must carry for the rows and forks since the last
+        call."""
+        return (), (), ()
 
     def step_done(self, plan: StepPlan, are_right: Sequence[bool]) -> None:
         """Takes note of the results of a step.
@@ -383,8 +387,9 @@ class States:
         """Takes note that a request ends with the result that was taken last. Its computed pages are committed, and
         it still has all of them."""
 
-    def undo(self) -> None:
-        """Takes note that all launched steps have failed."""
+    def undo(self) -> list[Request]:
+        """Takes note that all launched steps have failed; returns forks that have no state because of that."""
+        return []
 
     def stats(self) -> StateStats | None:
         """Returns counters and gauges of recurrent layers; None if there are no such layers."""

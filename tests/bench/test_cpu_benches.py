@@ -127,3 +127,11 @@ def test_the_frontend_is_measured_with_one_runtime_and_two(tmp_path: Path) -> No
     assert [line["case"] for line in lines] == ["short", "chats", "replicas"]
     for line in lines:
         assert line["lost_tokens"] == 0 < line["processor_us_per_token"]
+
+
+@pytest.mark.nightly
+def test_modelled_replicas_share_documents_among_short_prompts(tmp_path: Path) -> None:
+    (line,) = run("balance.py", tmp_path, "--workloads", "documents", "--request-us", "300", "--token-us", "10")
+    assert line["ratio"] > 1.95
+    assert sum(replica["prompts"] for replica in line["replicas"]) == 400
+    assert all(sum(replica["reasons"].values()) == replica["prompts"] for replica in line["replicas"])

@@ -153,6 +153,28 @@ def test_a_soak_adds_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_processor_time_and_placements_of_an_own_server_are_recorded(tmp_path: Path) -> None:
+    arguments = ("--small", "--cache", "on", "--processes", "2", "--flag=--data-parallel-size=2")
+    lines = run("gpu_server.py", tmp_path, *arguments)
+    assert [line["workload"] for line in lines] == ["fewshot", "multiturn"]
+    for line in lines:
+        processor = line["processor"]
+        assert processor["frontend_s"] >= processor["frontend_loop_s"] > 0
+        assert len(processor["runtimes_s"]) == len(processor["runtimes_pct"]) == 2
+        assert max(processor["runtimes_s"]) > 0
+        placed = [sum(reasons.values()) for reasons in line["placements"].values()]
+        assert len(placed) == 2
+        assert sum(placed) == line["num_prompts"]
+        assert line["host_memory"]["limit"] >= line["host_memory"]["frontend"]["anonymous"] > 0
+        timeline = line["timeline"]
+        assert len({len(column) for column in timeline.values()}) == 1
+        assert all(len(generated) == 2 for generated in timeline["generated"])
+        assert len(line["client_spans_s"]) == 2
+        assert min(begin for begin, _ in line["client_spans_s"]) == 0.0
+        assert max(end for _, end in line["client_spans_s"]) == pytest.approx(line["duration"], abs=0.001)
+
+
+@pytest.mark.nightly
 def test_a_running_server_is_asked_without_torch_at_a_share_of_its_rate(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('there is no torch')", encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}

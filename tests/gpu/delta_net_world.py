@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
-from kernel_support import DEVICE, integers, normal
+from kernel_support import DEVICE, integers, normal, poisoned
 from torch import Tensor
 
 from radixkv.runtime.device.model_config.config import DeltaNetConfig
-from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, LayerStates, Linear
+from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, LayerStates
 from radixkv.runtime.device.ops.cuda.delta_net.layer import DeltaNet
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
+from radixkv.runtime.device.ops.cuda.layers import Linear
 from radixkv.runtime.device.pack import RowArrays
 from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights, LinearWeights
 from radixkv.runtime.step.plan import StateSave
@@ -107,8 +109,10 @@ class World:
         self.sequences = sequences_of(spans)
 
     def run(self) -> Tensor:
-        layer = DeltaNet(self.weights, FixedLinear(self.projected), self.config, 1e-6)
-        return layer(self.projected, self.sequences, self.states)
+        layer = DeltaNet(self.weights, Linear(self.projected, None), self.config, 1e-6)
+        read = poisoned(len(self.projected), self.n_values, dtype=self.projected.dtype)
+        layer.scan(self.projected, self.sequences, self.states, read)
+        return layer.finish(self.projected, read)
 
     def expected(self) -> tuple[Tensor, LayerStates]:
         """Returns the output and all states in float64, of activations that are rounded where the kernels do it."""
@@ -162,21 +166,25 @@ class World:
         return torch.stack(out), LayerStates(inputs, memory)
 
 
-class FixedLinear(Linear):
-    """A product whose output is given."""
-
-    def __init__(self, out: Tensor) -> None:
-        self._out = out
-
-    def __call__(self, x: object, out: Tensor | None = None) -> Tensor:
-        return self._out
-
-
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).double()
 
 
-def check(world: World) -> None:
+class LayerWorld(Protocol):
+    """A layer with states, and what it reads."""
+
+    @property
+    def spans(self) -> Sequence[Span]: ...
+    @property
+    def projected(self) -> Tensor: ...
+    @property
+    def states(self) -> LayerStates: ...
+    def run(self) -> Tensor: ...
+    def expected(self) -> tuple[Tensor, LayerStates]: ...
+
+
+def check(world: LayerWorld) -> None:
+    """Checks outputs and states against the rule, and that other slots keep their states."""
     out, states = world.expected()
     untouched = sorted(
         {*range(N_BATCH_SLOTS + N_TREE_SLOTS)}

@@ -26,6 +26,7 @@ from support.reference_attention import ReferenceAttention
 def opened_in_float32(model: Path | str, **settings: Any) -> Iterator[LLM]:
     """Opens a model on CUDA in float32, without graphs, with heads of any power of two."""
     # Imported here, because it imports Triton, which is not installed where these tests are skipped.
+    from radixkv.runtime.device.attention.cuda import shaped
     from radixkv.runtime.device.cuda import factory as factory_cuda
 
     def attention(
@@ -43,6 +44,6 @@ def opened_in_float32(model: Path | str, **settings: Any) -> Iterator[LLM]:
             patch.setattr(module, "choose_dtype", lambda setting, config: torch.float32)
         patch.setattr(preflight, "check_model", lambda config: None)
         patch.setattr(factory_cuda, "not_compiled", lambda *_: [])
-        patch.setattr(factory_cuda, "PagedAttention", attention)
+        patch.setattr(shaped, "PagedAttention", attention)
         with opened(model, dtype="auto", enforce_eager=True, **settings) as llm:
             yield llm

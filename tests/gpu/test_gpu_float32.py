@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from float32_oracle import opened_in_float32
-from gpu_support import engine_scores, greedy, opened, oracle_scores, random_ids, save, sequence_of
+from gpu_support import VOCAB, engine_scores, greedy, opened, oracle_scores, random_ids, save, sequence_of
 
 from radixkv import LLM
 from radixkv.errors import ConfigError
@@ -17,6 +17,19 @@ from radixkv.llm.outputs import RequestOutput
 
 pytestmark = pytest.mark.gpu
 
+GEMMA4: Mapping[str, Any] = {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 100,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.04,
+}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama-head-32-tied": {"head_dim": 32, "num_key_value_heads": 8, "tie_word_embeddings": True},
@@ -38,6 +51,21 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "sliding_window": 100,
         "num_local_experts": 8,
         "num_experts_per_tok": 4,
+    },
+    "gemma4": {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "gemma4-layer-inputs": {
+        **GEMMA4,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": VOCAB,
+    },
+    "gemma4-experts": {
+        **GEMMA4,
+        "enable_moe_block": True,
+        "num_experts": 20,
+        "top_k_experts": 6,
+        "moe_intermediate_size": 96,
     },
 }
 LENGTHS = (600, 1, 333, 64, 17)

@@ -16,25 +16,31 @@ from torch import Tensor
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
+from radixkv.runtime.device.memory.cuda.copy_pace import CopyPace
+from radixkv.runtime.device.memory.cuda.driver import CudaDriver
 from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import LayerPlace, PageLayout, PageShape
 
-LLAMA_8B = PageShape(32, 8, 16, 128, torch.bfloat16)
-SMALL = PageShape(3, 1, 1, 64, torch.float16)
-LARGER_THAN_STAGING = PageShape(48, 8, 64, 256, torch.bfloat16)
+LLAMA_8B = PageLayout.uniform(PageShape(32, 8, 16, 128, torch.bfloat16))
+SMALL = PageLayout.uniform(PageShape(3, 1, 1, 64, torch.float16))
+LARGER_THAN_STAGING = PageLayout.uniform(PageShape(48, 8, 64, 256, torch.bfloat16))
+TWO_SHAPES = PageLayout(
+    (PageShape(5, 3, 16, 64, torch.bfloat16), PageShape(2, 1, 16, 512, torch.bfloat16)),
+    (*(LayerPlace(0, layer) for layer in range(5)), LayerPlace(1, 0), LayerPlace(1, 1)),
+)
 
 
 @contextmanager
 def opened(
-    page: PageShape, n_pages: int, n_slots: int, *, paced: bool = False
+    page: PageLayout, n_pages: int, n_slots: int, *, paced: bool = False
 ) -> Iterator[tuple[CudaPool, CudaHostSlots]]:
     """Yields a pool of random values and host slots that are all usable."""
     pool = CudaPool(page, n_pages, torch.device(DEVICE, torch.cuda.current_device()))
-    pool.k[:, :n_pages].normal_()
-    pool.v[:, :n_pages].normal_()
+    for cache in caches(pool):
+        cache[:, :n_pages].normal_()
     torch.cuda.synchronize()
-    slots = CudaHostSlots(pool, n_slots * page.n_bytes + 5, is_stepping=lambda: paced)
+    slots = CudaHostSlots(pool, n_slots * page.n_bytes + 5, CudaDriver(), CopyPace(lambda: paced))
     try:
         while slots.n_usable < n_slots:
             time.sleep(0.01)
@@ -43,8 +49,12 @@ def opened(
         slots.close()
 
 
+def caches(pool: CudaPool) -> list[Tensor]:
+    return [cache for part in pool.parts for cache in part]
+
+
 def contents(pool: CudaPool) -> list[Tensor]:
-    copies = [pool.k.clone(), pool.v.clone()]
+    copies = [cache.clone() for cache in caches(pool)]
     torch.cuda.synchronize()  # nothing orders the copies of host slots behind this stream
     return copies
 
@@ -55,14 +65,15 @@ def move(expected: list[Tensor], sources: Sequence[int], destinations: Sequence[
 
 
 def check(pool: CudaPool, expected: list[Tensor]) -> None:
-    for cache, values in zip((pool.k, pool.v), expected, strict=True):
+    for cache, values in zip(caches(pool), expected, strict=True):
         assert torch.equal(cache, values)
 
 
 @pytest.mark.parametrize(
-    ("page", "n_copied"), [(LLAMA_8B, 1), (LLAMA_8B, 8), (LLAMA_8B, 27), (SMALL, 333), (LARGER_THAN_STAGING, 3)]
+    ("page", "n_copied"),
+    [(LLAMA_8B, 1), (LLAMA_8B, 8), (LLAMA_8B, 27), (SMALL, 333), (LARGER_THAN_STAGING, 3), (TWO_SHAPES, 27)],
 )
-def test_pages_come_back_with_the_same_bytes(page: PageShape, n_copied: int) -> None:
+def test_pages_come_back_with_the_same_bytes(page: PageLayout, n_copied: int) -> None:
     n_pages = 2 * n_copied + 3
     with opened(page, n_pages, n_copied + 10) as (pool, host):
         rng = random.Random(n_copied)
@@ -142,13 +153,13 @@ def test_sizes_that_cannot_be() -> None:
     pool = CudaPool(LLAMA_8B, 2, torch.device(DEVICE, torch.cuda.current_device()))
     for n_bytes in (0, LLAMA_8B.n_bytes - 1, 1 << 60):
         with pytest.raises(ConfigError, match="host.memory"):
-            CudaHostSlots(pool, n_bytes, lambda: False)
+            CudaHostSlots(pool, n_bytes, CudaDriver(), CopyPace(lambda: False))
 
 
 def test_closing_while_memory_is_pinned_gives_it_back() -> None:
     pool = CudaPool(LLAMA_8B, 2, torch.device(DEVICE, torch.cuda.current_device()))
     for _ in range(3):
-        host = CudaHostSlots(pool, 30 << 30, lambda: False)
+        host = CudaHostSlots(pool, 30 << 30, CudaDriver(), CopyPace(lambda: False))
         assert host.n_slots == (30 << 30) // LLAMA_8B.n_bytes
         host.close()
         assert host.n_usable < host.n_slots

@@ -10,6 +10,7 @@ from torch import Tensor
 from radixkv.runtime.device.ops.base import RmsFields, TokenInputs
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.ops.cuda.logit_cap import cap_logits
 from radixkv.runtime.device.ops.cuda.norm import rms_norm
 from radixkv.runtime.device.ops.cuda.output_gate import multiply_by_sigmoid
 from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
@@ -20,10 +21,10 @@ EPS = 1e-5
 
 
 def normed(x: Tensor, weight: Tensor, *, adds_one: bool = False) -> Tensor:
-    """Computes RMS norm as Transformers does: rounded before the weight, but not before Gemma's, which adds one."""
+    """Computes RMS norm as Transformers does: rounded to the weight's dtype before it, unless it adds one."""
     full = x.float()
     scaled = full * torch.rsqrt(full.square().mean(-1, keepdim=True) + EPS)
-    return scaled * (1.0 + weight.float()) if adds_one else scaled.to(x.dtype).float() * weight.float()
+    return scaled * (1.0 + weight.float()) if adds_one else scaled.to(weight.dtype).float() * weight.float()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -33,6 +34,14 @@ def test_rms_norm(n_rows: int, size: int, dtype: torch.dtype) -> None:
     out = poisoned(n_rows, size, dtype=dtype)
     rms_norm(x, RmsFields(weight, EPS), out)
     check_close(out, normed(x, weight), n_roundings=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_with_weights_in_float32_round_once(dtype: torch.dtype) -> None:
+    x, weight = normal(5, 1000, dtype=dtype, scale=3), normal(1000, dtype=torch.float32)
+    out = poisoned(5, 1000, dtype=dtype)
+    rms_norm(x, RmsFields(weight, EPS), out)
+    check_close(out, normed(x, weight))
 
 
 def test_rms_norm_of_strided_rows_in_place() -> None:
@@ -168,6 +177,44 @@ def test_heads_that_are_rotated_in_part(head_dim: int, rotary_dim: int, norms: b
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n_heads", "n_kv_heads", "head_dim"), [(16, 2, 512), (8, 1, 256)])
+@pytest.mark.parametrize("has_values", [False, True])
+def test_values_that_are_keys_and_values_with_a_norm(
+    has_values: bool, n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    check_rotation(
+        5, n_heads, n_kv_heads, head_dim, True, dtype, has_values=has_values, has_value_norm=True, in_float32=True
+    )
+    check_rotation(5, n_heads, n_kv_heads, head_dim, False, dtype, has_values=has_values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layers_that_read_the_keys_and_values_of_others(dtype: torch.dtype) -> None:
+    """Only queries are rotated, and the pool stays as it is."""
+    qkv, weight = normal(5, 8 * 512, dtype=dtype), normal(512, dtype=torch.float32)
+    angles = 100 * torch.rand(100, 256, device=DEVICE)
+    caches = [poisoned(5, 4, 2, 512, dtype=dtype) for _ in range(2)]
+    positions, q_out = integers([3, 99, 0, 7, 20]), poisoned(5, 8, 512, dtype=dtype)
+    rotate = RotateAndStore(torch.cat([angles.cos(), angles.sin()], -1), weight, None, EPS, has_value_norm=True)
+    rotate(qkv, TokenInputs(positions, positions, integers([4, 0, 1, 9, 8])), *caches, q_out)
+    q = normed(qkv.unflatten(1, (8, 512)), weight).to(dtype)
+    check_close(q_out, rotated(q, angles[positions.long()]), slack=4.0)
+    assert all(cache.isnan().all() for cache in caches)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_with_a_limit(dtype: torch.dtype) -> None:
+    logits = normal(3, 9001, dtype=dtype, scale=30)
+    logits[0, 0], logits[0, 1], logits[1, 9000], logits[2, 5] = 3e38, -3e38, float("nan"), 0.0
+    before = logits.clone()
+    cap_logits(logits, 30.0)
+    expected = 30.0 * (before.double() / 30.0).tanh()
+    assert logits[1, 9000].isnan()
+    logits[1, 9000], expected[1, 9000] = 0.0, 0.0
+    check_close(logits, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n_gates", [1, 1500])
 def test_gates_of_outputs(n_gates: int, dtype: torch.dtype) -> None:
     x, gate, sums = normal(5, 1500, dtype=dtype), normal(5, n_gates, dtype=dtype), normal(5, 1500, dtype=dtype)
@@ -192,21 +239,35 @@ def check_rotation(
     *,
     adds_one: bool = False,
     rotary_dim: int | None = None,
+    has_values: bool = True,
+    has_value_norm: bool = False,
+    in_float32: bool = False,
 ) -> None:
     """Checks strided rows; one token in three has no slot, and other slots of the pool stay unwritten."""
-    n_slots, width = 4 * n_tokens, (n_heads + 2 * n_kv_heads) * head_dim
+    n_slots, width = 4 * n_tokens, (n_heads + (1 + has_values) * n_kv_heads) * head_dim
     qkv = normal(n_tokens, width + 32, dtype=dtype)[:, :width]
-    weights = [normal(head_dim, dtype=dtype) if norms else None for _ in range(2)]
+    kind = torch.float32 if in_float32 else dtype
+    weights = [normal(head_dim, dtype=kind) if norms else None for _ in range(2)]
     positions = torch.randint(100, (n_tokens,), device=DEVICE, dtype=torch.int32)
     slot_mapping = torch.randperm(n_slots, device=DEVICE)[:n_tokens].int()
     slot_mapping[1::3] = -1
     angles = 100 * torch.rand(100, (rotary_dim or head_dim) // 2, device=DEVICE)
     k_cache, v_cache = (poisoned(n_slots // 4, 4, n_kv_heads, head_dim, dtype=dtype) for _ in range(2))
     q_out = poisoned(n_tokens, n_heads, head_dim, dtype=dtype)
-    rotate_and_store = RotateAndStore(torch.cat([angles.cos(), angles.sin()], -1), *weights, EPS, adds_one)
+    rotate_and_store = RotateAndStore(
+        torch.cat([angles.cos(), angles.sin()], -1),
+        *weights,
+        EPS,
+        adds_one,
+        has_values=has_values,
+        has_value_norm=has_value_norm,
+    )
     rotate_and_store(qkv, TokenInputs(positions, positions, slot_mapping), k_cache, v_cache, q_out)
     heads = qkv.unflatten(1, (-1, head_dim))
-    q, k, v = heads.split([n_heads, n_kv_heads, n_kv_heads], 1)
+    q, k = heads[:, :n_heads], heads[:, n_heads : n_heads + n_kv_heads]
+    v = heads[:, -n_kv_heads:]
+    if has_value_norm:
+        v = normed(v, torch.ones(head_dim, device=DEVICE)).to(dtype)
     if weights[0] is not None and weights[1] is not None:
         q, k = (normed(x, weight, adds_one=adds_one).to(dtype) for x, weight in ((q, weights[0]), (k, weights[1])))
     slack = 4.0 if norms else 0.1
@@ -215,7 +276,10 @@ def check_rotation(
     k_slots, v_slots = k_cache.view(n_slots, n_kv_heads, head_dim), v_cache.view(n_slots, n_kv_heads, head_dim)
     targets = slot_mapping[written].long()
     check_close(k_slots[targets], rotated(k, angles[positions.long()])[written], slack=slack)
-    assert torch.equal(v_slots[targets], v[written])
+    if has_value_norm:
+        check_close(v_slots[targets], v[written], slack=slack)
+    else:
+        assert torch.equal(v_slots[targets], v[written])
     others = torch.ones(n_slots, dtype=torch.bool, device=DEVICE).index_fill_(0, targets, False)
     assert k_slots[others].isnan().all()
     assert v_slots[others].isnan().all()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from delta_net_world import Span, World, delta_net
 from kernel_support import DEVICE, integers, normal, on_device_only, on_kernels, poisoned, triton
+from mamba2_world import Mamba2World, mamba2
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.ops.cuda.fp8_rows import row_scales
 from radixkv.runtime.device.ops.cuda.layers import Fp8Linear, Linear, RMSNorm
 from radixkv.runtime.device.ops.cuda.linear import add_linear_and_norm, gated_linear
+from radixkv.runtime.device.ops.cuda.logit_cap import cap_logits
 from radixkv.runtime.device.ops.cuda.norm import rms_norm
 from radixkv.runtime.device.ops.cuda.operations import Experts
 from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
@@ -109,7 +111,8 @@ def test_experts_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch,
     assert not compiled
 
 
-def test_delta_nets_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["delta net", "Mamba2"])
+def test_layers_with_states_of_other_sizes_compile_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt and rows of one token compile everything."""
     compiled: list[str] = []
 
@@ -117,7 +120,10 @@ def test_delta_nets_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPat
         compiled.append(repr)
 
     def run(*spans: Span) -> None:
-        World(delta_net(), spans, torch.bfloat16).run()
+        if kind == "Mamba2":
+            Mamba2World(mamba2(), spans, torch.bfloat16).run()
+        else:
+            World(delta_net(), spans, torch.bfloat16).run()
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
     run(Span(0, 0, 1, is_decode=True), Span(1, 0, 64))
@@ -189,6 +195,9 @@ class Step:
         add_linear_and_norm(inner, self.down, residual.clone(), self.norm, normed.clone())
         q = poisoned(total, HEADS, HEAD_DIM, dtype=x.dtype)
         RotateAndStore(self.angles, None, None, 1e-5)(self.qkv[:total], inputs, *self.caches, q)
+        queries = self.qkv[:total, : HEADS * HEAD_DIM]  # of a layer that reads the K and V of another
+        RotateAndStore(self.angles, None, None, 1e-5)(queries, inputs, *self.caches, q)
+        cap_logits(self.logits[shift % 3 :][:n_rows], 30.0)
         argmax(
             self.logits[shift % 3 :][:n_rows],
             self.argmax_tokens[shift % 4 :][:n_rows],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,10 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.device.attention.base import LayerAttention
-from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
 from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, TokenInputs
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
@@ -25,25 +26,33 @@ from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, random_ids
 from support.poison import poison
-from support.reference_attention import ReferenceAttention
+from support.reference_attention import reference_attention
 
 pytestmark = on_kernels
 
 PAGE_SIZE = 16
 TABLE = (4, 1, 3, 0, 6, 2, 5)
 DENSE = ("llama3", "biased", "qwen2", "qwen3", "mistral", "gemma3", "opt")
-HYBRID = ("qwen3.5", "qwen3.5-alternating", "qwen3.5-moe", "qwen3-next")
-KINDS = (*DENSE, "mixtral", "qwen3-moe", "qwen3-moe-alternating", "gpt-oss", *HYBRID)
-"""Checkpoints that together cover biases, norms, windows, activations, positions, tied heads, experts, sinks and
-states."""
+HYBRID = ("qwen3.5", "qwen3.5-alternating", "qwen3.5-moe", "qwen3-next", "nemotron-h", "nemotron-h-moe")
+SHAPED = ("gemma4", "gemma4-shared", "gemma4-unified", "gemma4-moe")
+KINDS = (*DENSE, "mixtral", "qwen3-moe", "qwen3-moe-alternating", "gpt-oss", *HYBRID, *SHAPED)
+"""Checkpoints that together cover biases, norms, windows, activations, positions, tied heads, experts, sinks,
+states, and heads of several shapes."""
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "word_embed_proj_dim": 64}
-STATE_SIZES = {"linear_key_head_dim": 16, "linear_value_head_dim": 32}
+STATE_SIZES = {"linear_key_head_dim": 16, "linear_value_head_dim": 32, "ssm_state_size": 16}
 """Triton wants powers of two."""
+ONE_GROUP = {"n_group": 1, "topk_group": 1}
+"""Groups of experts are for the CPU only."""
+FULL_SIZES = {"global_head_dim": 32}
 
 
 @pytest.fixture(params=KINDS)
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
-    changes = HYBRIDS[request.param] | STATE_SIZES if request.param in HYBRID else CHECKPOINTS[request.param]
+    changes = (
+        HYBRIDS[request.param] | STATE_SIZES | ONE_GROUP if request.param in HYBRID else CHECKPOINTS[request.param]
+    )
+    if request.param in SHAPED:
+        changes = changes | FULL_SIZES
     save_checkpoint(tmp_path / "model", **changes | SIZES)
     return resolve(str(tmp_path / "model"))
 
@@ -60,16 +69,12 @@ class World:
             states = None
             if config.delta_nets is not None:
                 states = CudaStates(config.delta_nets, 1, 0, torch.float32, device)
-            self.pool = CudaPool(PageShape.of(config, PAGE_SIZE, torch.float32), len(TABLE), device, states)
+            self.pool = CudaPool(PageLayout.of(config, PAGE_SIZE, torch.float32), len(TABLE), device, states)
             poison(self.pool, range(len(TABLE)))
         self.n_tokens = 37 if states is None else 70  # more than a block of 64
         self.ids = random_ids(self.n_tokens, 1)
-        sizes = config.n_heads, config.n_kv_heads, config.head_dim
-        shape = AttentionShape(*sizes, PAGE_SIZE, torch.float32, config.attention_scale, torch.float32)
-        self._attention = ReferenceAttention(
-            shape, config.windows_within(1 << 30), device=device, sinks=self.decoder.sinks
-        )
-        self._attention._tables = integers([TABLE])
+        self._attention = reference_attention(config, PAGE_SIZE, device, sinks=self.decoder.sinks)
+        self._attention.connect(Staging(StagingLayout(), device), integers([TABLE]))
         positions = np.arange(self.n_tokens)
         slots = np.array(TABLE)[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
         tokens = integers(self.ids), integers(positions), integers(slots)
@@ -108,8 +113,10 @@ def test_pieces_give_the_bits_of_a_whole_step(checkpoint: Checkpoint) -> None:
     with torch.inference_mode():
         whole = world.decoder(world.inputs, world.pool, world.attention())
         activations, attention = world.decoder.empty_activations(world.n_tokens), world.attention()
-        world.decoder.run_before_first_attention(activations, world.inputs, world.pool)
-        for index in range(world.decoder.n_attentions - 1):
-            attention.run(index, activations.q, *world.pool.layers[index], activations.attention_out)
-            world.decoder.run_between_attentions(index, activations, world.inputs, world.pool)
-        assert torch.equal(world.decoder.run_from_last_attention(activations, world.pool, attention), whole)
+        # As graphs do, which know no rows: only what is between them gets these.
+        inputs, rows = replace(world.inputs, sequences=()), world.inputs.sequences
+        world.decoder.run_before_first_mixer(activations, inputs, world.pool)
+        for index in range(world.decoder.n_mixers - 1):
+            world.decoder.mix(index, activations, world.pool, attention, rows)
+            world.decoder.run_between_mixers(index, activations, inputs, world.pool)
+        assert torch.equal(world.decoder.run_from_last_mixer(activations, world.pool, attention, rows), whole)

@@ -14,11 +14,11 @@ from kernel_support import DEVICE, check_close, normal, on_device_only, on_kerne
 from torch import Tensor
 
 from radixkv.runtime.device.ops.base import Fp8Rows, RowScales
-from radixkv.runtime.device.ops.cuda.expert_routing import most_tiles, route
+from radixkv.runtime.device.ops.cuda.expert_routing import SigmoidScores, most_tiles, route
 from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
 from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_tile
-from radixkv.runtime.device.ops.cuda.layers import LayerNorm, Linear, RMSNorm
-from radixkv.runtime.device.ops.cuda.operations import Experts
+from radixkv.runtime.device.ops.cuda.layers import LayerNorm, Linear, Mlp, RMSNorm
+from radixkv.runtime.device.ops.cuda.operations import Experts, SharedExpert
 from radixkv.runtime.device.weights.layer_weights import LinearWeights
 
 pytestmark = on_kernels
@@ -91,6 +91,36 @@ def test_routing_of_model_size(n_tokens: int) -> None:
     check_routing(normal(n_tokens, 128, dtype=HALF), 8, 64, normalizes=True)
 
 
+@pytest.mark.parametrize("normalizes", [True, False])
+@pytest.mark.parametrize(("n_tokens", "n_experts", "n_active"), [(1, 128, 6), (33, 128, 6), (300, 20, 3)])
+def test_routing_by_sigmoids(n_tokens: int, n_experts: int, n_active: int, normalizes: bool) -> None:
+    """A correction decides which experts compute, and not their weights."""
+    logits = normal(n_tokens, n_experts, dtype=torch.float32)
+    correction = normal(n_experts, dtype=torch.float32, scale=0.5)
+    scores = SigmoidScores(correction, 2.5)
+    routing = route(logits, n_active, 16, normalizes=normalizes, dtype=HALF, sigmoid=scores)
+    chosen = chosen_experts(logits.sigmoid() + correction, n_active)
+    assert not torch.equal(chosen, chosen_experts(logits, n_active))
+    weights = logits.double().sigmoid().gather(1, chosen)
+    if normalizes:
+        weights /= weights.sum(-1, keepdim=True)
+    assert routing.expert_weights.dtype == HALF
+    check_close(routing.expert_weights, 2.5 * weights)
+    of_pairs = chosen.flatten()[routing.order.long()]
+    assert torch.equal(of_pairs, chosen.flatten().sort().values)
+
+
+def test_sigmoids_of_large_and_of_wrong_logits() -> None:
+    logits = torch.full((4, 20), -200.0, device=DEVICE)
+    logits[1] = 200.0
+    logits[2, 5] = float("nan")
+    scores = SigmoidScores(torch.zeros(20, device=DEVICE), 1.0)
+    routing = route(logits, 3, 16, normalizes=True, sigmoid=scores)
+    assert sorted(routing.order.tolist()) == list(range(12))
+    assert routing.expert_weights[[0, 3]].tolist() == [[0.0] * 3] * 2
+    check_close(routing.expert_weights[1], torch.full((3,), 1 / 3, device=DEVICE))
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("n_tokens", [5, 300])
 def test_logits_that_are_not_finite_stay_with_their_token(n_tokens: int, wrong: float) -> None:
@@ -131,6 +161,63 @@ def make_experts(
     return replace(mixture, **changes)
 
 
+def make_experts_without_gates(
+    n_experts: int = 8, n_active: int = 3, *, hidden: int = 72, inner: int = 40
+) -> Experts:
+    """Returns a mixture with squared activations, whose router takes sigmoids, and a shared expert."""
+
+    def linear(n_out: int, n_in: int) -> Linear:
+        return Linear(normal(n_out, n_in, dtype=HALF, scale=n_in**-0.5), None)
+
+    mixture = make_experts(n_experts, n_active, hidden=hidden, inner=inner, activation="relu2")
+    return replace(
+        mixture,
+        router=Linear(normal(n_experts, hidden, dtype=torch.float32, scale=hidden**-0.5), None),
+        gate_up=LinearWeights(normal(n_experts, inner, hidden, dtype=HALF, scale=hidden**-0.5)),
+        shared=SharedExpert(Mlp(linear(2 * inner, hidden), linear(hidden, 2 * inner), "relu2"), None),
+        sigmoid=SigmoidScores(normal(n_experts, dtype=torch.float32, scale=0.2), 2.5),
+    )
+
+
+def oracle_without_gates(mixture: Experts, x: Tensor) -> Tensor:
+    """Computes such a mixture in float64."""
+    assert mixture.sigmoid is not None
+    assert mixture.shared is not None
+
+    def mlp(up: Tensor, down: Tensor, row: Tensor) -> Tensor:
+        inner = (up.double() @ row.double()).to(x.dtype).double().relu().square()
+        return (down.double() @ inner.to(x.dtype).double()).to(x.dtype).double()
+
+    scores = mixture.router(x.float()).double().sigmoid()
+    chosen = chosen_experts(scores + mixture.sigmoid.correction, mixture.n_active)
+    weights = scores.gather(1, chosen)
+    weights = (mixture.sigmoid.scale * weights / weights.sum(-1, keepdim=True)).to(x.dtype).double()
+    shared = mixture.shared.mlp
+    total = torch.zeros_like(x, dtype=torch.float64)
+    for token, row in enumerate(x):
+        for weight, expert in zip(weights[token], chosen[token].tolist(), strict=True):
+            total[token] += weight * mlp(mixture.gate_up.weight[expert], mixture.down.weight[expert], row)
+        total[token] += mlp(shared.gate_up.weight, shared.down.weight, row)
+    return total
+
+
+@pytest.mark.parametrize("n_tokens", [1, 21, 100])
+def test_experts_without_gates(n_tokens: int) -> None:
+    """Nemotron 3's: a shared expert without a weight, and a router by sigmoids."""
+    mixture, x = make_experts_without_gates(), normal(n_tokens, 72, dtype=HALF)
+    check_close(mixture(x), oracle_without_gates(mixture, x), slack=4.0, n_roundings=3)
+
+
+@on_device_only
+@pytest.mark.parametrize("n_tokens", [1, 100, 3000])
+def test_experts_without_gates_of_model_size(n_tokens: int) -> None:
+    mixture = make_experts_without_gates(128, 6, hidden=2688, inner=1856)
+    x = normal(n_tokens, 2688, dtype=HALF)
+    out, some = mixture(x), list(range(0, n_tokens, max(n_tokens // 9, 1)))
+    assert torch.equal(out, mixture(x))
+    check_close(out[some], oracle_without_gates(mixture, x[some]), slack=4.0, n_roundings=3)
+
+
 def with_biases(mixture: Experts) -> Experts:
     dtype = mixture.down.weight.dtype
 
@@ -141,13 +228,15 @@ def with_biases(mixture: Experts) -> Experts:
     return replace(mixture, router=router, gate_up=biased(mixture.gate_up), down=biased(mixture.down))
 
 
-def oracle(mixture: Experts, x: Tensor) -> Tensor:
-    """Computes the mixture in float64, with the routing that the product of the router gives."""
-    logits = mixture.router(x)
+def oracle(mixture: Experts, x: Tensor, routed: Tensor | None = None) -> Tensor:
+    """Computes the mixture in float64, with the routing that the router's product gives for other rows or x."""
+    logits = mixture.router(x if routed is None else routed)
     chosen = chosen_experts(logits, mixture.n_active)
     expert_weights = logits.double().softmax(-1).gather(1, chosen)
     if mixture.normalizes:
         expert_weights /= expert_weights.sum(-1, keepdim=True)
+    if mixture.scales is not None:
+        expert_weights *= mixture.scales.double()[chosen]
     total = torch.zeros_like(x, dtype=torch.float64)
     for token, rank in torch.cartesian_prod(torch.arange(len(x)), torch.arange(mixture.n_active)).tolist():
         expert = int(chosen[token, rank])
@@ -160,6 +249,8 @@ def oracle(mixture: Experts, x: Tensor) -> Tensor:
         if mixture.activation == "clamped_silu":
             gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
             activated = gate * torch.sigmoid(1.702 * gate) * (up + 1.0)
+        elif mixture.activation == "gelu_tanh":
+            activated = torch.nn.functional.gelu(gate, approximate="tanh") * up
         else:
             activated = torch.nn.functional.silu(gate) * up
         out = product(mixture.down, activated.to(x.dtype).double())
@@ -195,6 +286,7 @@ def test_the_sizes_above_have_all_tiles() -> None:
     [
         {"normalizes": False},
         {"activation": "clamped_silu"},
+        {"activation": "gelu_tanh"},
         {"n_active": 1},
         {"n_active": 8},
         {"n_experts": 1, "n_active": 1},
@@ -209,6 +301,22 @@ def test_kinds_of_experts(has_biases: bool, changes: dict[str, Any]) -> None:
     mixture = make_experts(**changes)
     x = normal(21, mixture.down.weight.shape[1], dtype=HALF)
     check_experts(with_biases(mixture) if has_biases else mixture, x)
+
+
+@pytest.mark.parametrize("n_tokens", [5, 300])
+@pytest.mark.parametrize("chunk_tokens", [8192, 128])
+def test_experts_beside_an_mlp(chunk_tokens: int, n_tokens: int) -> None:
+    """The router reads other rows than the experts, whose weights have scales."""
+    scales = normal(8, dtype=HALF).abs() + 0.1
+    mixture = make_experts(activation="gelu_tanh", scales=scales, chunk_tokens=chunk_tokens)
+    x, routed = normal(n_tokens, 72, dtype=HALF), normal(n_tokens, 72, dtype=HALF)
+    check_close(mixture.mixed(x, routed), oracle(mixture, x, routed), slack=4.0, n_roundings=2)
+
+
+def test_large_gates_of_gelu() -> None:
+    mixture = make_experts(activation="gelu_tanh")
+    x = normal(9, 72, dtype=HALF, scale=100.0)
+    check_experts(mixture, x)
 
 
 def test_gates_beyond_the_limit() -> None:

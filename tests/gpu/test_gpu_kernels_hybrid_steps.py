@@ -1,4 +1,4 @@
-"""Steps of a model with gated delta nets through the GPU's runner, in float32: states, graphs, prompts and answers.
+"""Steps of models with delta nets or Mamba2 through the GPU's runner, in float32: states, graphs, prompts, answers.
 
 Triton's interpreter computes them where there is no GPU: a graph is then what it captured, run again.
 """
@@ -23,15 +23,16 @@ from radixkv.runtime.device.collectives import OneRank
 from radixkv.runtime.device.cuda.model_runner import ModelRunner
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.graphs import decode as decode_graphs
+from radixkv.runtime.device.graphs import piecewise as piecewise_graphs
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack import Packer
 from radixkv.runtime.device.weights.weights import open_weights
-from radixkv.runtime.step.plan import Row, StateLoad, StateSave, StepPlan
+from radixkv.runtime.step.plan import Row, StateFork, StateLoad, StateSave, StepPlan
 from support.checkpoints import save_checkpoint
 from support.device_support import GREEDY, HYBRIDS, load_oracle, random_ids, tokens_of
 from support.reference_attention import ReferenceAttention
@@ -39,6 +40,8 @@ from support.reference_attention import ReferenceAttention
 pytestmark = [*on_kernels, pytest.mark.skipif(DEVICE == "cuda", reason="its graphs and streams are not real ones")]
 
 PAGE_SIZE, MAX_ROWS, N_TREE_SLOTS, N_PAGES, N_TOKENS = 16, 6, 3, 64, 140
+PIECE_SIZES = [32, 80]
+"""Numbers of tokens that prompts have graphs for; of the steps here two are longer."""
 
 
 class PlannedDecode(NamedTuple):
@@ -61,7 +64,7 @@ class GraphAttention(ReferenceAttention):
     def step(self, decode: Any, prompts: Any) -> LayerAttention:
         def planned() -> LayerAttention | None:
             rows = None if decode is None else self._planned
-            has_rows = prompts is not None or (rows is not None and rows.size)
+            has_rows = prompts is not None or (rows is not None and rows.rows.size)
             return ReferenceAttention.step(self, rows, prompts) if has_rows else None
 
         return LateAttention(planned)
@@ -98,8 +101,9 @@ class World:
             attention = GraphAttention(shape, (None,) * decoder.n_attentions, device=device)
             stream: Any = SimpleNamespace(device=device, synchronize=lambda: None)
             self.runner = ModelRunner(decoder, attention, StagingLayout(), settings, stream, OneRank(), self.states)
-            self.runner.open_pool(PageShape.of(config, PAGE_SIZE, torch.float32), N_PAGES)
+            self.runner.open_pool(PageLayout.of(config, PAGE_SIZE, torch.float32), N_PAGES)
             self.runner.capture(self.runner.decode_sizes)
+            self.runner.capture_piecewise(PIECE_SIZES)
         self.packer = Packer(settings, N_PAGES, 512, count_split=self.runner.count_split)
         self.ids = [random_ids(N_TOKENS, seed) for seed in (1, 2)]
         self.expected = load_oracle(checkpoint)(torch.tensor(self.ids)).logits
@@ -136,18 +140,22 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Staging, "stage", lambda self: StagingBuffer(torch.empty(self._size, dtype=torch.int32)))
     monkeypatch.setattr(CudaPool, "copy", lambda self, pairs: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(decode_graphs, "capture_graph", lambda body, stream, memory: SimpleNamespace(replay=body))
+    for graphs in (decode_graphs, piecewise_graphs):
+        monkeypatch.setattr(graphs, "capture_graph", lambda body, stream, memory: SimpleNamespace(replay=body))
 
 
 @pytest.mark.usefixtures("without_a_gpu")
-def test_states_go_on_through_prompts_answers_and_the_tree(tmp_path: Path) -> None:
-    changes = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "hidden_size": 64}
+@pytest.mark.parametrize("name", ["qwen3.5", "nemotron-h"])
+def test_states_go_on_through_prompts_answers_and_the_tree(tmp_path: Path, name: str) -> None:
+    """Of these models one ends with attention, the other with a layer of Mamba2."""
+    changes = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "ssm_state_size": 16, "hidden_size": 64}
     heads = {"num_attention_heads": 4, "head_dim": 16}
-    save_checkpoint(tmp_path, **HYBRIDS["qwen3.5"] | changes | heads)
+    save_checkpoint(tmp_path, **HYBRIDS[name] | changes | heads)
     world = World(resolve(str(tmp_path)))
     buckets = {bucket for bucket, _ in world.runner._graphs._graphs}
     assert buckets == {1, 2, 4, 6}
-    assert not world.runner.piecewise_sizes
+    assert max(world.runner.piecewise_sizes) == 512
+    assert [world.runner._piecewise.bucket(n) for n in (14, 67, 164)] == [32, 80, None]
 
     # Prompts: one saves within its row, one at its end; the last row does not end at a block.
     world.run((0, 0, 0, 100), (1, 1, 0, 64), state_saves=(StateSave(0, 64, 0), StateSave(1, 64, 1)))
@@ -175,3 +183,15 @@ def test_states_go_on_through_prompts_answers_and_the_tree(tmp_path: Path) -> No
         state_saves=(StateSave(5, 128, 0),),
     )
     world.run((4, 1, 64, 80), (3, 1, 128, 129), state_loads=(StateLoad(2, 4), StateLoad(0, 3)))
+    # Forks: each has its parent's state, and both go on. A slot that is forked to may be forked from, or loaded.
+    world.run(
+        (2, 0, 104, 105),
+        (3, 0, 104, 105),
+        (5, 1, 80, 90),
+        (4, 1, 80, 96),
+        (0, 1, 128, 130),
+        n_decode=2,
+        state_forks=(StateFork(4, 3), StateFork(3, 5), StateFork(2, 3), StateFork(2, 0)),
+        state_loads=(StateLoad(0, 0),),
+    )
+    world.run((5, 1, 90, 91), (3, 0, 105, 106), n_decode=2)

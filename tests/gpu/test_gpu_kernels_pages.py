@@ -33,3 +33,29 @@ def test_gather_and_scatter(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     scatter_pages(*words, integers(others), out)
     assert torch.equal(k, expected_k)
     assert torch.equal(v, expected_v)
+
+
+def test_pages_in_parts() -> None:
+    """Each part has a place in a page's block, which only it writes."""
+    shapes, n_pages = ((3, 8, 16, 3, 64), (2, 8, 16, 1, 512)), 5
+    pools = [[normal(*shape, dtype=torch.bfloat16) for _ in range(2)] for shape in shapes]
+    pages = torch.randperm(8)[:n_pages].tolist()
+    parts = [torch.stack([torch.stack([k[:, page], v[:, page]]) for page in pages]).flatten(1) for k, v in pools]
+    expected = torch.cat(parts, 1).contiguous()
+    page_elements = expected[0].nbytes // 8
+    out = poisoned(n_pages * page_elements, dtype=torch.int64)
+    words = [[cache.view(torch.int64).flatten(2) for cache in pool] for pool in pools]
+    firsts = [0, parts[0][0].nbytes // 8]
+    for (k, v), first in zip(words, firsts, strict=True):
+        gather_pages(k, v, integers(pages), out[first:], page_elements)
+    assert torch.equal(out, expected.view(torch.int64).flatten())
+
+    others = torch.randperm(8)[:n_pages].tolist()
+    wanted = [[cache.clone() for cache in pool] for pool in pools]
+    for pool in wanted:
+        for cache, source in zip(pool, [cache.clone() for cache in pool], strict=True):
+            cache[:, others] = source[:, pages]
+    for (k, v), first in zip(words, firsts, strict=True):
+        scatter_pages(k, v, integers(others), out[first:], page_elements)
+    for pool, values in zip(pools, wanted, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(pool, values, strict=True))

@@ -138,7 +138,7 @@ def shape_of(
 @pytest.mark.parametrize("has_8_bits", [False, True])
 @pytest.mark.parametrize("window", [None, 30])
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 def test_ragged_rows(head_dim: int, page_size: int, window: int | None, has_8_bits: bool) -> None:
     world = World(shape_of(1, 3, head_dim, page_size, has_8_bits=has_8_bits), [window])
     check_close(world.attended(window), world.expected(window), n_roundings=2, slack=1.0)
@@ -184,8 +184,9 @@ def test_another_scale() -> None:
 
 
 @pytest.mark.parametrize("shared_bytes", [102_400, 233_472])
-def test_tiles_of_small_and_large_gpus(shared_bytes: int) -> None:
-    world = World(shape_of(1, 2, 256), [None], [(70, 40), (0, 60)], shared_bytes=shared_bytes)
+@pytest.mark.parametrize("head_dim", [256, 512])
+def test_tiles_of_small_and_large_gpus(head_dim: int, shared_bytes: int) -> None:
+    world = World(shape_of(1, 2, head_dim), [None], [(70, 40), (0, 60)], shared_bytes=shared_bytes)
     check_close(world.attended(None), world.expected(None), n_roundings=2, slack=1.0)
 
 
@@ -248,7 +249,7 @@ def test_values_that_are_not_finite_stay_so_for_the_tokens_that_see_them() -> No
 
 @on_device_only
 @pytest.mark.parametrize("has_8_bits", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 def test_bfloat16(head_dim: int, has_8_bits: bool) -> None:
     world = World(shape_of(head_dim=head_dim, dtype=torch.bfloat16, has_8_bits=has_8_bits), [None, 30])
     for window in world.windows:

@@ -29,6 +29,7 @@ from radixkv.runtime.device.ops.cuda import (
     int4_linear,
     int4_product,
     linear,
+    logit_cap,
     norm,
     partial_rotary,
     rotary,
@@ -41,6 +42,10 @@ from radixkv.runtime.device.ops.cuda.delta_net import blocks as delta_blocks
 from radixkv.runtime.device.ops.cuda.delta_net import convolution, gated_norm
 from radixkv.runtime.device.ops.cuda.delta_net import scan as delta_scan
 from radixkv.runtime.device.ops.cuda.delta_net import step as delta_step
+from radixkv.runtime.device.ops.cuda.mamba2 import blocks as mamba2_blocks
+from radixkv.runtime.device.ops.cuda.mamba2 import gated_norm as mamba2_norm
+from radixkv.runtime.device.ops.cuda.mamba2 import scan as mamba2_scan
+from radixkv.runtime.device.ops.cuda.mamba2 import step as mamba2_step
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
 from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix
 
@@ -130,27 +135,27 @@ def test_products_with_their_activation_fit(n_rows: int, target: int) -> None:
 
 @pytest.mark.parametrize("target", SHARED_BYTES)
 @pytest.mark.parametrize("n_pairs", [8, 2048, 65_536])
-@pytest.mark.parametrize(("kind", "is_gated"), [("bf16", True), ("bf16", False), ("fp32", True), ("fp32", False)])
-def test_products_of_experts_fit(kind: str, is_gated: bool, n_pairs: int, target: int) -> None:
+@pytest.mark.parametrize(("kind", "half"), [*product(["bf16", "fp32"], ["gated", "first", "second"])])
+def test_products_of_experts_fit(kind: str, half: str, n_pairs: int, target: int) -> None:
     item_size = 2 if kind == "bf16" else 4
     tile = grouped.grouped_tile(n_pairs, 128, item_size, has_room=SHARED_BYTES[target] >= 160_000)
     kinds = dict.fromkeys(("x", "weight", "bias", "out"), f"*{kind}")
-    check_grouped(kinds, tile, target, scale_unit=0, is_gated=is_gated)
+    check_grouped(kinds, tile, target, scale_unit=0, half=half)
 
 
 @pytest.mark.parametrize("target", FP8_TARGETS)
 @pytest.mark.parametrize("n_pairs", [8, 2048, 65_536])
 @pytest.mark.parametrize("scale_unit", [1, BLOCK])
-@pytest.mark.parametrize("is_gated", [True, False])
-def test_products_of_experts_in_fp8_fit(is_gated: bool, scale_unit: int, n_pairs: int, target: int) -> None:
+@pytest.mark.parametrize("half", ["gated", "first", "second"])
+def test_products_of_experts_in_fp8_fit(half: str, scale_unit: int, n_pairs: int, target: int) -> None:
     has_room = SHARED_BYTES[target] >= 160_000
     tile = grouped.grouped_tile(n_pairs, 128, 1, has_room=has_room, has_blocks=scale_unit > 1)
     kinds = dict.fromkeys(("x", "weight"), "*fp8e4nv") | dict.fromkeys(("bias", "out"), "*bf16")
-    check_grouped(kinds, tile, target, scale_unit=scale_unit, is_gated=is_gated)
+    check_grouped(kinds, tile, target, scale_unit=scale_unit, half=half)
 
 
 def check_grouped(
-    kinds: dict[str, str], tile: grouped.GroupedTile, target: int, *, scale_unit: int, is_gated: bool
+    kinds: dict[str, str], tile: grouped.GroupedTile, target: int, *, scale_unit: int, half: str
 ) -> None:
     kinds = kinds | dict.fromkeys(("order", "tiles"), "*i32") | dict.fromkeys(("x_scales", "scales"), "*fp32")
     kinds |= dict.fromkeys(("n_tiles", "n_out", "n_in", "x_group_stride"), "i32")
@@ -164,8 +169,10 @@ def check_grouped(
         "GROUP": tile.group,
         "IS_WHOLE": True,
         "HAS_BIAS": True,
-        "IS_GATED": is_gated,
-        "CLAMPS": is_gated,
+        "IS_FIRST": half != "second",
+        "IS_GATED": half == "gated",
+        "CLAMPS": half == "gated",
+        "IS_GELU": False,  # takes no shared memory
     }
     taken = shared_bytes(
         grouped._multiply_grouped,
@@ -247,15 +254,18 @@ def test_products_of_4_bit_weights_fit(
 def test_routing_fits(n_experts: int, target: int) -> None:
     block_experts = 1 << max(n_experts - 1, 15).bit_length()
     block_tokens = routing._block_tokens(8192, block_experts)
-    names = ("logits", "expert_weights", "chosen", "counts", "order", "tiles", "n_tokens", "n_experts", "n_tiles")
-    kinds = dict.fromkeys(names[:2], "*bf16") | dict.fromkeys(names[2:6], "*i32") | dict.fromkeys(names[6:], "i32")
+    names = ("logits", "expert_weights", "scales", "chosen", "counts", "order", "tiles", "n_tokens", "n_experts")
+    names = (*names, "n_tiles")
+    kinds = dict.fromkeys(names[:3], "*bf16") | dict.fromkeys(names[3:7], "*i32") | dict.fromkeys(names[7:], "i32")
+    kinds |= {"correction": "*fp32", "scale": "fp32"}
     sizes = {"N_ACTIVE": 8, "ROWS": 16, "TOKENS": block_tokens, "EXPERTS": block_experts, "TILES": routing._TILES}
     for kernel, constants in (
-        (routing._choose_experts, {"NORMALIZES": True, "IS_ALONE": True}),
-        (routing._choose_experts, {"NORMALIZES": True, "IS_ALONE": False}),
+        (routing._choose_experts, {"NORMALIZES": True, "HAS_SCALES": False, "IS_ALONE": True, "IS_SIGMOID": True}),
+        (routing._choose_experts, {"NORMALIZES": True, "HAS_SCALES": True, "IS_ALONE": True, "IS_SIGMOID": False}),
+        (routing._choose_experts, {"NORMALIZES": True, "HAS_SCALES": True, "IS_ALONE": False, "IS_SIGMOID": False}),
         (routing._order_pairs, {"BLOCKS": routing._BLOCKS}),
     ):
-        aligned = {*names[:6]} & {*kernel.function.arg_names}
+        aligned = {*names[:7]} & {*kernel.function.arg_names}
         taken = shared_bytes(kernel, target, kinds, sizes | constants, aligned=aligned, num_warps=8)
         assert taken <= SHARED_BYTES[target]
 
@@ -279,6 +289,7 @@ def tile_configs_of(head_dim: int, target: int, *, has_8_bits: bool) -> set[Tile
         (64, 64, True, True),
         (128, 64, False, True),
         (256, 32, False, True),
+        (512, 32, False, True),
     ],
 )
 def test_attention_of_decode_rows_fits(
@@ -318,12 +329,13 @@ def test_attention_of_decode_rows_fits(
 
 @pytest.mark.parametrize(("target", "kv"), [*product(SHARED_BYTES, ["*bf16"]), *product(FP8_TARGETS, ["*i16"])])
 @pytest.mark.parametrize(
-    ("head_dim", "group", "window", "has_sinks"), [(64, 8, 128, True), (128, 4, 0, False), (256, 32, 512, False)]
+    ("head_dim", "group", "window", "has_sinks"),
+    [(64, 8, 128, True), (128, 4, 0, False), (256, 32, 512, False), (512, 32, 0, False)],
 )
 def test_attention_of_prompts_fits(
     head_dim: int, group: int, window: int, has_sinks: bool, target: int, kv: str
 ) -> None:
-    tile = choose_prefill_tile(head_dim, SHARED_BYTES[target] + 1024)
+    tile = choose_prefill_tile(head_dim, SHARED_BYTES[target] + 1024, has_8_bits=kv == "*i16")
     kinds = dict.fromkeys(("q", "out"), "*bf16") | dict.fromkeys(("k_cache", "v_cache"), kv)
     kinds |= dict.fromkeys(("tables", "items"), "*i32") | {"sinks": "*fp32"}
     kinds |= dict.fromkeys(("scale", "value_scale"), "fp32") | dict.fromkeys(("q_stride", "page_stride"), "i32")
@@ -361,8 +373,8 @@ def test_merging_results_fits(is_few: bool, has_sinks: bool, target: int) -> Non
     constants = {
         "RESULTS": 8 if is_few else 2,
         "HEADS": 1 if is_few else 8,
-        "HEAD_DIM": 64,
-        "DIM": 64,
+        "HEAD_DIM": 512,
+        "DIM": 512,
         "GROUP": 8,
         "KV_STEP": 8,
         "MEMBER_STEP": 1,
@@ -375,7 +387,7 @@ def test_merging_results_fits(is_few: bool, has_sinks: bool, target: int) -> Non
         kinds,
         constants,
         aligned={*kinds} - {"value_scale"},
-        num_warps=1 if is_few else 4,
+        num_warps=2 if is_few else 4,
     )
     assert taken <= SHARED_BYTES[target]
 
@@ -406,10 +418,46 @@ def test_storing_k_and_v_of_8_bits_compiles(target: int) -> None:
         "LARGEST": FP8_MAX,
     }
     aligned = {*kinds} - {"eps", "k_scale", "v_scale"}
-    taken = shared_bytes(rotary._rotate_and_store, target, kinds, constants, aligned=aligned, num_warps=4)
-    assert taken <= SHARED_BYTES[target]
+    for sizes in ({}, {"HEAD_DIM": 512, "VALUES": False, "NORMS_VALUES": True}, {"N_KV_HEADS": 0, "KV_HEADS": 1}):
+        whole = {"VALUES": True, "NORMS_VALUES": False} | constants | sizes
+        taken = shared_bytes(rotary._rotate_and_store, target, kinds, whole, aligned=aligned, num_warps=16)
+        assert taken <= SHARED_BYTES[target]
     kernel, constants = partial_rotary.rotate_part_and_store, constants | {"ROTARY_DIM": 32, "ADDS_ONE": True}
     assert shared_bytes(kernel, target, kinds, constants, aligned=aligned, num_warps=4) <= SHARED_BYTES[target]
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+def test_norms_with_weights_in_float32_fit(target: int) -> None:
+    kinds = dict.fromkeys(("x", "residual", "out"), "*bf16") | dict.fromkeys(("weight", "scales"), "*fp32")
+    kinds |= dict.fromkeys(("x_stride", "residual_stride", "out_stride", "group_stride"), "i32") | {"eps": "fp32"}
+    constants = {"GROUP": 0, "SIZE": 5376, "BLOCK": 8192, "ADDS": True, "ADDS_ONE": False}
+    aligned = {*kinds} - {"eps", "group_stride"}
+    assert shared_bytes(norm._norm, target, kinds, constants, aligned=aligned, num_warps=16) <= SHARED_BYTES[target]
+    kinds = dict.fromkeys(("qkv", "q_out", "k_cache", "v_cache"), "*bf16")
+    kinds |= dict.fromkeys(("query_norm", "key_norm", "cosine_sine"), "*fp32")
+    kinds |= dict.fromkeys(("positions", "slot_mapping"), "*i32") | {"qkv_stride": "i32"}
+    kinds |= dict.fromkeys(("eps", "k_scale", "v_scale"), "fp32")
+    constants = {
+        "VALUES": False,
+        "NORMS_VALUES": True,
+        "N_HEADS": 32,
+        "N_KV_HEADS": 4,
+        "HEADS": 32,
+        "KV_HEADS": 4,
+        "HEAD_DIM": 512,
+        "NORMS": True,
+        "ADDS_ONE": False,
+        "LARGEST": None,
+    }
+    aligned = {*kinds} - {"eps", "k_scale", "v_scale"}
+    taken = shared_bytes(rotary._rotate_and_store, target, kinds, constants, aligned=aligned, num_warps=16)
+    assert taken <= SHARED_BYTES[target]
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+def test_limits_of_logits_fit(target: int) -> None:
+    kinds, constants = {"logits": "*bf16", "cap": "fp32"}, {"SIZE": 262_144, "BLOCK": logit_cap._BLOCK}
+    assert shared_bytes(logit_cap._cap, target, kinds, constants, aligned={"logits"}, num_warps=8) == 0
 
 
 @pytest.mark.parametrize("group", [BLOCK, 4096])
@@ -427,7 +475,8 @@ def test_norms_in_fp8_fit(target: int, group: int) -> None:
 @pytest.mark.parametrize("target", SHARED_BYTES)
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(128, 128), (256, 256), (16, 16)])
 def test_gated_delta_nets_fit(key_dim: int, value_dim: int, target: int) -> None:
-    activations = ("x", "convolved", "projected", "inputs", "weight", "gate", "known", "written", "scores", "out")
+    activations = ("x", "convolved", "projected", "inputs", "weight", "bias", "gate", "known", "written", "scores")
+    activations += ("out",)
     kinds = dict.fromkeys(activations, "*bf16") | dict.fromkeys(("log_decay", "decay_bias"), "*fp32")
     kinds |= dict.fromkeys(("decays", "memory"), "*fp32") | {"eps": "fp32"}
     kinds |= dict.fromkeys(("batch_slots", "starts", "rows", "blocks"), "*i32")
@@ -436,6 +485,7 @@ def test_gated_delta_nets_fit(key_dim: int, value_dim: int, target: int) -> None
     config = DeltaNetConfig(frozenset(), 16, 32, key_dim, value_dim, 4)
     sizes = {"N_KEYS": 16, "N_HEADS": 32, "KEY_DIM": key_dim, "VALUE_DIM": value_dim, "CHANNELS": config.n_channels}
     sizes |= {"TAPS": 4, "DIM": max(key_dim, value_dim), "SIZE": value_dim, "HEADS": 2048 // value_dim}
+    sizes |= {"HAS_BIAS": False}
     columns = min(delta_scan.COLUMNS, value_dim)
     for kernel, constants, options in (
         (convolution._convolve_tokens, {}, {"num_warps": 1}),
@@ -449,6 +499,39 @@ def test_gated_delta_nets_fit(key_dim: int, value_dim: int, target: int) -> None
         ),
         (delta_step._step, {"COLUMNS": columns}, {"num_warps": 4}),
         (gated_norm._gated_norm, {}, {"num_warps": 4}),
+    ):
+        names = kernel.function.arg_names
+        values = {name: value for name, value in (sizes | constants).items() if name in names}
+        aligned = {*names} & {*kinds} - unaligned
+        taken = shared_bytes(kernel, target, kinds, values, aligned=aligned, **options)
+        assert taken <= SHARED_BYTES[target], kernel.function
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+@pytest.mark.parametrize(("state_size", "head_size"), [(128, 64), (128, 80), (256, 64), (16, 16)])
+def test_layers_of_mamba2_fit(state_size: int, head_size: int, target: int) -> None:
+    kinds = dict.fromkeys(("x", "convolved", "projected", "inputs", "weight", "bias", "gate", "out"), "*bf16")
+    kinds |= dict.fromkeys(("log_decay", "step_bias", "skip", "scores", "steps", "decays", "memory"), "*fp32")
+    kinds |= dict.fromkeys(("batch_slots", "starts", "rows", "blocks"), "*i32")
+    kinds |= dict.fromkeys(("x_stride", "projected_stride", "gate_stride", "n_batch_slots"), "i32")
+    kinds |= dict.fromkeys(("eps", "least_step", "most_step"), "fp32")
+    unaligned = {"eps", "least_step", "most_step", "batch_slots", "starts", "rows", "blocks", "n_batch_slots"}
+    config = DeltaNetConfig(frozenset(), 8, 128, state_size, head_size, 4)
+    group = 16 * head_size
+    sizes = {"N_GROUPS": 8, "N_HEADS": 128, "KEY_DIM": state_size, "VALUE_DIM": head_size, "HEADS": 16}
+    sizes |= {"CHANNELS": config.n_channels, "TAPS": 4, "HAS_BIAS": True, "COLUMNS": mamba2_scan.COLUMNS}
+    plain = {"N_KEYS": 0, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
+    for kernel, constants, options in (
+        (convolution._convolve_tokens, plain, {"num_warps": 1}),
+        (convolution._convolve_blocks, plain | {"BLOCK": 64}, {"num_warps": 8}),
+        (mamba2_blocks._compute_blocks, {"BLOCK": 64}, {"num_warps": 4}),
+        (mamba2_scan._scan, {"BLOCK": 64}, {"num_warps": 4, "num_stages": mamba2_scan.scan_stages(config)}),
+        (mamba2_step._step, {}, {"num_warps": 4}),
+        (
+            mamba2_norm._gated_group_norm,
+            {"SIZE": 8 * group, "GROUP": group, "BLOCK": 1 << (group - 1).bit_length()},
+            {"num_warps": 4},
+        ),
     ):
         names = kernel.function.arg_names
         values = {name: value for name, value in (sizes | constants).items() if name in names}

@@ -28,7 +28,7 @@ from radixkv.runtime.device.graphs import decode as decode_graphs
 from radixkv.runtime.device.graphs import piecewise as piecewise_graphs
 from radixkv.runtime.device.memory.cuda.slab_pool import CudaSlabPool
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.slab_shape import SlabShape
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
@@ -99,9 +99,9 @@ class World:
             )
             stream: Any = SimpleNamespace(device=device, synchronize=lambda: None)
             self.runner = ModelRunner(decoder, attention, layout, settings, stream, OneRank())
-            page = PageShape.of(config, PAGE_SIZE, torch.float32)
+            page = PageLayout.of(config, PAGE_SIZE, torch.float32)
             n_more = max_window_pages(WINDOW, MAX_TOKENS, PAGE_SIZE)
-            self.shape = SlabShape(page, windows, n_slabs, n_more)
+            self.shape = SlabShape(page.parts[0], windows, n_slabs, n_more)
             self.runner.open_pool(page, 0, self.shape)
             self.runner.capture(self.runner.decode_sizes[1::2])
             self.runner.capture_piecewise(self.runner.piecewise_sizes[1:2])

@@ -9,12 +9,12 @@ import torch
 from gpu_support import DEVICE
 
 from radixkv.runtime.device.memory.cuda.kv_pool import COPIED_AT_ONCE_BYTES, CudaPool
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout, PageShape
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_large_pages_are_copied_correctly_in_chunks(dtype: torch.dtype) -> None:
-    page = PageShape(16, 64, 8, 128, dtype)
+    page = PageLayout.uniform(PageShape(16, 64, 8, 128, dtype))
     n_pages = 2 * COPIED_AT_ONCE_BYTES // (page.n_bytes // 2) + 7
     pool = CudaPool(page, 2 * n_pages, torch.device(DEVICE))
     caches = [cache.view(torch.uint8) for cache in (pool.k, pool.v)]

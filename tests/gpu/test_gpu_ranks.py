@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -32,6 +33,7 @@ from test_gpu_models import ARCHITECTURES, NOISE, compare
 
 from radixkv import LLM, BeamSearchParams, RequestOutput, SamplingParams, StructuredOutputs
 from radixkv.errors import ConfigError, DeviceLost
+from radixkv.runtime.device.cuda.model_runner import ModelRunner
 from support.processes import children, has_ended
 from support.quantized_checkpoints import save_quantized
 
@@ -180,6 +182,83 @@ def test_a_rank_that_dies_or_hangs_under_load_ends_the_step(
                 llm.generate(prompts, greedy(4000), use_tqdm=False)
             assert time.monotonic() - killed[0] < limit_s
     assert all(map(has_ended, pids))
+
+
+RANK_WITHOUT_MEMORY = """
+import sys, time
+from pathlib import Path
+import torch
+from radixkv.runtime.device.cuda.model_runner import ModelRunner
+from radixkv.runtime.device.ranks import rank
+enqueue = ModelRunner.enqueue
+def enqueue_without_memory(self, step):
+    if Path("{folder}/fails").exists():
+        Path("{folder}/failed_at").write_text(str(time.monotonic()))
+        {statement}
+    return enqueue(self, step)
+ModelRunner.enqueue = enqueue_without_memory
+rank.main()
+"""
+TOO_MUCH = 1 << 46
+"""Bytes, more than any GPU has."""
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [f"torch.empty({TOO_MUCH}, dtype=torch.uint8, device='cuda')", "raise MemoryError"],
+    ids=["of the GPU", "of the host"],
+)
+def test_a_rank_that_runs_out_of_memory_under_load_ends_the_step_within_a_second(
+    statement: str, sensitive_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0's kernels wait for sums of it meanwhile. The process goes on, and can open the model again."""
+    interpreter, script = tmp_path / "python", tmp_path / "full.py"
+    script.write_text(RANK_WITHOUT_MEMORY.format(folder=tmp_path, statement=statement))
+    interpreter.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {script} "$@"\n')
+    interpreter.chmod(0o755)
+    prompts = [random_ids(50, seed=n) for n in range(8)]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(interpreter))
+        with opened(sensitive_folder, **TWO) as llm:
+            (pid,) = children(os.getpid(), str(script))
+            llm.generate(prompts, greedy(8), use_tqdm=False)
+            threading.Timer(0.5, (tmp_path / "fails").touch).start()
+            with pytest.raises(DeviceLost, match="rank 1 of the model ended with exit code 1"):
+                llm.generate(prompts, greedy(4000), use_tqdm=False)
+            assert time.monotonic() - float((tmp_path / "failed_at").read_text()) < 1.0
+            assert has_ended(pid)
+    assert_that_two_gpus_answer(sensitive_folder, prompts)
+
+
+def test_rank_0_that_runs_out_of_memory_under_load_ends_the_step_within_a_second(
+    sensitive_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels of the others wait for sums of it meanwhile."""
+    before = set(children(os.getpid(), RANK))
+    prompts = [random_ids(50, seed=n) for n in range(8)]
+    enqueue, failed_at = ModelRunner.enqueue, []
+
+    def enqueue_without_memory(self: ModelRunner, step: Any) -> Any:
+        failed_at.append(time.monotonic())
+        torch.empty(TOO_MUCH, dtype=torch.uint8, device="cuda")
+        return enqueue(self, step)
+
+    with opened(sensitive_folder, **TWO) as llm:
+        (pid,) = set(children(os.getpid(), RANK)) - before
+        llm.generate(prompts, greedy(8), use_tqdm=False)
+        with monkeypatch.context() as patch:
+            threading.Timer(0.5, patch.setattr, (ModelRunner, "enqueue", enqueue_without_memory)).start()
+            with pytest.raises(DeviceLost, match="failed for all ranks of the model: .* too little memory"):
+                llm.generate(prompts, greedy(4000), use_tqdm=False)
+        assert time.monotonic() - failed_at[0] < 1.0
+        assert has_ended(pid)
+    assert_that_two_gpus_answer(sensitive_folder, prompts)
+
+
+def assert_that_two_gpus_answer(model: Path, prompts: list[list[int]]) -> None:
+    with opened(model, **TWO) as llm:
+        outputs = llm.generate(prompts, greedy(8), use_tqdm=False)
+    assert all(len(output.outputs[0].token_ids) == 8 for output in outputs)
 
 
 def test_wrong_numbers_of_gpus_are_refused(sensitive_folder: Path) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import GenerationConfig
 
-from radixkv import LLM, CompletionOutput, RequestOutput, SamplingParams
+from radixkv import LLM, BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
+from radixkv.checkpoints import resolve
 from support.checkpoints import save_checkpoint
-from support.device_support import HYBRIDS, random_ids
+from support.device_support import HYBRIDS, load_oracle, random_ids
 
 END = 2
 """A token that ends a message, as the checkpoint's configuration says."""
@@ -154,6 +157,40 @@ def test_choices_have_the_bits_of_separate_requests(folder: Path, settings: dict
     assert output.num_cached_tokens == 0
     assert stats.states is not None
     assert (stats.states.hits_total, stats.states.missed_tokens_total) == (n_hits, 0)
+
+
+def test_beams_are_those_of_transformers_whatever_the_memory(folder: Path) -> None:
+    """Beams go on from each other's states, or are computed again where rows or pages are few. Transformers
+    computes in blocks and rounds differently, so its scores may order two beams otherwise."""
+    prompts, n_new, width = [text(20, 1), text(150, 2)], 10, 4
+    params = BeamSearchParams(beam_width=width, max_tokens=n_new, ignore_eos=True)
+    found = []
+    few_pages = {"max_total_tokens": 192, "page_size": 8, "num_reserved_decode_tokens": 0}
+    for settings in ({}, {"max_num_seqs": 3}, few_pages):
+        with opened(folder, **settings) as llm:
+            outputs = llm.beam_search([{"prompt_token_ids": one} for one in prompts], params)
+            found.append([[(beam.tokens, beam.cum_logprob) for beam in one.sequences] for one in outputs])
+            preemptions = llm.get_metrics().preemptions_total
+    assert preemptions > 0
+    assert found[1] == found[2] == found[0]
+    oracle = load_oracle(resolve(str(folder)))
+    oracle.generation_config = GenerationConfig()  # its end token would count
+    for prompt, beams in zip(prompts, found[0], strict=True):
+        config = GenerationConfig(
+            num_beams=width,
+            num_return_sequences=width,
+            do_sample=False,
+            max_new_tokens=n_new,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        expected = oracle.generate(torch.tensor([prompt]), generation_config=config)
+        scores = [logprob / n_new for _, logprob in beams]
+        assert scores == pytest.approx(expected.sequences_scores.tolist(), abs=1e-3)
+        assert (
+            len({tuple(tokens) for tokens, _ in beams} & {tuple(one) for one in expected.sequences.tolist()}) >= 3
+        )
 
 
 def test_states_come_back_from_host_memory(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
+from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.states.tree_states import TreeStates
 from radixkv.runtime.step.plan import StateSave, StepPlan
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
@@ -72,11 +73,14 @@ def keep_the_states_of_rows_that_went_wrong(patch: Patch) -> None:
 
 
 def keep_the_states_of_failed_steps(patch: Patch) -> None:
-    def mutant(self: TreeStates) -> None:
+    undo = TreeStates.undo
+
+    def mutant(self: TreeStates) -> list[Request]:
         for states in self._launched.values():
             for _, state in states:
                 self._states.computed(state)
         self._launched.clear()
+        return undo(self)
 
     patch.setattr(TreeStates, "undo", mutant)
 
@@ -85,8 +89,8 @@ def save_a_state_one_token_early(patch: Patch) -> None:
     take = TreeStates.take
 
     def mutant(self: TreeStates, step: int) -> Any:
-        loads, saves = take(self, step)
-        return loads, tuple(StateSave(one.batch_slot, one.position - 1, one.slot) for one in saves)
+        loads, saves, forks = take(self, step)
+        return loads, tuple(StateSave(one.batch_slot, one.position - 1, one.slot) for one in saves), forks
 
     patch.setattr(TreeStates, "take", mutant)
 
@@ -187,6 +191,35 @@ def attach_a_state_a_page_early(patch: Patch) -> None:
     patch.setattr(NodeStates, "attach", mutant)
 
 
+def forget_the_states_of_forks(patch: Patch) -> None:
+    patch.setattr(TreeStates, "forked", lambda self, parent, fork: None)
+
+
+def copy_the_states_of_forks_a_step_late(patch: Patch) -> None:
+    take = TreeStates.take
+    late: list[Any] = []
+
+    def mutant(self: TreeStates, step: int) -> Any:
+        forks = self._forks
+        self._forks = late.copy()
+        late[:] = forks
+        return take(self, step)
+
+    patch.setattr(TreeStates, "take", mutant)
+
+
+def fork_from_a_state_that_has_moved_on(patch: Patch) -> None:
+    can_fork = RunningRequests._can_fork
+
+    def mutant(self: RunningRequests, leader: Request, follower: Request, n_needed_ahead: int) -> bool:
+        n_scheduled, leader.n_scheduled = leader.n_scheduled, follower.n_known - 1
+        found = can_fork(self, leader, follower, n_needed_ahead)
+        leader.n_scheduled = n_scheduled
+        return found
+
+    patch.setattr(RunningRequests, "_can_fork", mutant)
+
+
 OF_STATES: tuple[Callable[[Patch], None], ...] = (
     find_a_state_while_it_is_computed,
     go_on_from_the_state_of_a_whole_prompt,
@@ -205,4 +238,7 @@ OF_STATES: tuple[Callable[[Patch], None], ...] = (
     attach_the_state_of_a_failed_copy,
     lose_the_slot_of_a_copy,
     attach_a_state_a_page_early,
+    forget_the_states_of_forks,
+    copy_the_states_of_forks_a_step_late,
+    fork_from_a_state_that_has_moved_on,
 )

@@ -228,7 +228,7 @@ class WindowedEngineMachine(EngineMachine):
         self.actions.add(0, 0, [token % 7 for token in range(n_tokens)], options, twice=False)
 
 
-without_beams = st.builds(
+of_recurrent_layers = st.builds(
     RequestOptions,
     max_tokens=st.integers(1, 6),
     namespace=st.sampled_from((0, 0, 1)),
@@ -239,11 +239,12 @@ without_beams = st.builds(
     priority=st.sampled_from((0, 0, -1)),
     session_id=st.sampled_from(("", "a")),
     grammar=st.sampled_from((None, None, FakeGrammar())),
+    beam_width=st.sampled_from((0, 0, 0, 2, 3)),
 )
 
 
 class RecurrentEngineMachine(EngineMachine):
-    """An engine of a model with recurrent layers, whose requests have no beams and no drafts."""
+    """An engine of a model with recurrent layers, whose requests have no drafts."""
 
     @initialize(
         page_size=st.sampled_from((1, 2, 4)),
@@ -291,7 +292,7 @@ class RecurrentEngineMachine(EngineMachine):
         base=small,
         cut=small,
         suffix=st.lists(st.integers(1, 4), max_size=6),
-        options=without_beams,
+        options=of_recurrent_layers,
         twice=st.booleans(),
     )
     def add(self, base: int, cut: int, suffix: list[int], options: RequestOptions, twice: bool) -> None:

@@ -380,6 +380,8 @@ class FakeDevice:
             if row.batch_slot in self.nan_slots | self.nan_logits_slots
         }
         assert len({save.slot for save in plan.state_saves}) == len(plan.state_saves), "two states go to one slot"
+        for source, batch_slot in plan.state_forks:
+            self.states[batch_slot] = self.states[source]
         self.states |= {load.batch_slot: self.tree_states[load.slot] for load in plan.state_loads}
         chains: list[list[int] | None] = []
         for index, row in enumerate(plan.rows):

@@ -5,22 +5,58 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape, DecodeRows
+from radixkv.runtime.device.attention.cuda.base import AttentionPlanner, AttentionShape, DecodeRows
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.work_items import Ints
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer
+from radixkv.runtime.device.model_config.config import DecoderConfig
 
 _MAX_QUERIES = 64
 """Most queries per tile; a power of two."""
 _BLOCK_TOKENS = 256
 """Positions copied out of the pool at a time."""
 MAX_VALUES = 1 << 23
+
+
+def reference_attention(
+    config: DecoderConfig, page_size: int, device: torch.device, sinks: Sequence[Tensor | None]
+) -> AttentionPlanner[Any, Any]:
+    """Returns attention of all layers of a model in float32."""
+    # Imported here, because it imports Triton, which is not installed where other tests use this module.
+    from radixkv.runtime.device.attention.cuda.shaped import ShapedAttention
+
+    windows, dtype = config.windows_within(1 << 30), torch.float32
+    layers: dict[tuple[int, int], list[int]] = {shape: [] for shape in config.head_shapes}
+    for index, layer in enumerate(config.attention_layers):
+        layers[config.heads[layer].n_kv_heads, config.heads[layer].head_dim].append(index)
+    parts = [
+        ReferenceAttention(
+            AttentionShape(config.n_heads, *sizes, page_size, dtype, config.attention_scale, dtype),
+            [windows[index] for index in of_shape],
+            device=device,
+            sinks=[sinks[index] for index in of_shape],
+        )
+        for sizes, of_shape in layers.items()
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    places = {i: (part, n) for part, of_shape in enumerate(layers.values()) for n, i in enumerate(of_shape)}
+    return ShapedAttention(parts, [places[index] for index in range(len(places))])
+
+
+class ReferenceDecode(NamedTuple):
+    """Planned decode rows."""
+
+    rows: Ints
+    """[3, rows]: batch slots, starts and token counts."""
+    variant: Variant = "whole"
 
 
 class ReferenceAttention:
@@ -71,18 +107,19 @@ class ReferenceAttention:
 
     def plan_decode(
         self, staged: StagingBuffer, rows: DecodeRows, bucket: int | None = None, variant: Variant | None = None
-    ) -> Ints:
-        """Returns [3, rows]: batch slots, starts and token counts."""
+    ) -> ReferenceDecode:
+        """Plans decode rows, in one variant."""
         assert bucket is None, "there are no graphs"
-        return np.stack([rows.batch_slots, rows.lengths - 1, np.ones_like(rows.lengths)])
+        return ReferenceDecode(np.stack([rows.batch_slots, rows.lengths - 1, np.ones_like(rows.lengths)]))
 
     def plan_prompts(self, batch_slots: Ints, starts: Ints, n_tokens: Ints) -> Ints:
         """Returns [3, rows]: batch slots, starts and token counts."""
         return np.stack([batch_slots, starts, n_tokens])
 
-    def step(self, decode: Ints | None, prompts: Ints | None) -> ReferenceStep:
+    def step(self, decode: ReferenceDecode | None, prompts: Ints | None) -> ReferenceStep:
         """Splits the rows into tiles, and sends them on the current stream."""
-        rows = np.concatenate([part for part in (decode, prompts) if part is not None], axis=1)
+        decode_rows = None if decode is None else decode.rows
+        rows = np.concatenate([part for part in (decode_rows, prompts) if part is not None], axis=1)
         groups = list(self._groups(rows))
         joined = np.concatenate([tiles for _, tiles in groups], axis=1)
         sent = to_device(joined.astype(np.int64), self._device)

@@ -241,7 +241,7 @@ class ReplicasClient:
         full: frozenset[int] = frozenset(),
     ) -> None:
         """Sends a request to one of some replicas, by what those have of it that have said so."""
-        number = self._placement.choose(request.prompt, replicas, found, was_refused=bool(full))
+        number, request.load = self._placement.choose(request.prompt, replicas, found, was_refused=bool(full))
         replicas[number].send([request])
         self._sent[request.id] = _Sent(number, found, full)
 

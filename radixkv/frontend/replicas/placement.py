@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from radixkv.errors import RequestError, WireError
 from radixkv.frontend.replicas.recent_prefixes import RecentPrefixes, prefixes_of
@@ -21,6 +21,8 @@ MAX_PROBED_PROMPTS = 64
 """Prompts of one HTTP request that replicas are asked about; for the others, what was sent to a replica counts."""
 UNKNOWN_S = 10.0
 """A prompt that was sent longer ago has been computed: the replica knows better whether it still has it."""
+TOKENS_PER_ANSWER = 1024
+"""Prompt tokens to compute that count as much as an answer in the load of a replica."""
 _TOKEN_BYTES = 4
 
 Reason = Literal["prefix", "recent", "load", "new", "silent", "only", "queue_full"]
@@ -36,8 +38,8 @@ class Replica(Protocol):
     """What the choice needs to know of a replica."""
 
     @property
-    def n_in_flight(self) -> int:
-        """Requests that have not ended."""
+    def load(self) -> float:
+        """The sum of ``Place.load`` of the requests that have not ended."""
         ...
 
     @property
@@ -48,6 +50,15 @@ class Replica(Protocol):
     async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
         """Says how much of each prompt every tier has. Raises ``RequestError``."""
         ...
+
+
+class Place(NamedTuple):
+    """Where a prompt is sent."""
+
+    number: int
+    """The number of the replica."""
+    load: float
+    """How much the prompt adds to its load: its number of answers, and 1 for each 1,024 tokens to compute."""
 
 
 class Placement:
@@ -113,8 +124,8 @@ class Placement:
         found: Mapping[int, int],
         *,
         was_refused: bool = False,
-    ) -> int:
-        """Returns the number of the replica for a prompt, and remembers that it is sent there. O(prompt).
+    ) -> Place:
+        """Returns the replica for a prompt, and remembers that it is sent there. O(prompt).
 
         Args:
             prompt: the prompt.
@@ -130,9 +141,9 @@ class Placement:
         }
         recent = self._recent.matched(prefixes, since) if prompt.reads_cache else {}
         matched = {index: max(found.get(index, 0), recent.get(index, 0) // _TOKEN_BYTES) for index in replicas}
-        n_in_flight = {index: replica.n_in_flight for index, replica in replicas.items()}
+        loads = {index: replica.load for index, replica in replicas.items()}
         n_tokens = len(prompt.tokens) // _TOKEN_BYTES
-        chosen = self._choice.choose(n_tokens, matched, n_in_flight)
+        chosen = self._choice.choose(n_tokens, matched, loads)
         self._recent.add(prefixes, chosen, now_s)
         n_most = max(matched.values())
         reason: Reason
@@ -147,7 +158,7 @@ class Placement:
         else:
             reason = "prefix" if found.get(chosen, 0) == n_most else "recent"
         self._placed[chosen, reason] += 1
-        return chosen
+        return Place(chosen, prompt.sampling.n + (n_tokens - matched[chosen]) / TOKENS_PER_ANSWER)
 
     def n_placed(self, index: int) -> dict[str, int]:
         """Returns how many prompts were sent to a replica, by ``Reason``."""

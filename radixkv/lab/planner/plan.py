@@ -15,9 +15,11 @@ from radixkv.runtime.device.cuda.model_size import ModelSize
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.copy_threads import count_slots
 from radixkv.runtime.device.memory.cuda.pool_size import RESERVE_BYTES, MemoryUse, plan_pages
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.slab_shape import are_mixed, slab_shape
 from radixkv.runtime.device.memory.state_size import count_states
+from radixkv.runtime.device.memory.state_slots import StateSlots
+from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.step.window_pool import max_window_pages
 from radixkv.tree.node import TOKEN_BYTES
 
@@ -222,18 +224,20 @@ def plan_pool(
         pool_bytes=gpu.usable_bytes - size.weight_bytes - states.n_bytes - gpu.workspace_bytes,
         n_pages=n_pages,
         n_tokens=n_pages * page_size,
-        n_host_slots=None if host_bytes is None else count_slots(host_bytes, size.n_page_parts * page.n_bytes),
+        n_host_slots=None if host_bytes is None else _count_host_slots(host_bytes, size, page, n_pages, states),
         schemes=_schemes(n_pages, page_size, request, max_model_len, n_rows),
-        windows=_windows(page, size.config.windows_within(max_model_len), n_pages, request, max_model_len),
+        windows=_windows(page, size.config, n_pages, request, max_model_len),
     )
 
 
 def _windows(
-    page: PageShape, windows: tuple[int | None, ...], n_pages: int, request: RequestShape, max_model_len: int
+    page: PageLayout, config: DecoderConfig, n_pages: int, request: RequestShape, max_model_len: int
 ) -> WindowPlan | None:
-    if not are_mixed(windows):
+    windows = config.windows_within(max_model_len)
+    if not are_mixed(windows) or not config.has_equal_heads:
         return None
-    shape = slab_shape(page, windows, n_pages, max_row_tokens=_MAX_ROW_TOKENS, max_model_len=max_model_len)
+    (part,) = page.parts
+    shape = slab_shape(part, windows, n_pages, max_row_tokens=_MAX_ROW_TOKENS, max_model_len=max_model_len)
     if shape is None:
         return None
     n_row = -(-request.stored // page.page_size)
@@ -307,7 +311,7 @@ def check_fits(
         return
     gpus = "a GPU" if size.n_ranks == 1 else f"{size.n_ranks} GPUs"
     advice = f"{gpus} of {_sufficient_gb(size, gpu, page, request, states)} GB would hold it with one request"
-    n_gpus = (one.n_ranks for one in divided if _missing_bytes(one, gpu, one.page(page_size, "auto"), states) <= 0)
+    n_gpus = (one.n_ranks for one in divided if _fits(one, gpu, page_size, states))
     if (n_enough := next(n_gpus, None)) is not None:
         advice = f"{n_enough} of these GPUs hold it (--gpus {n_enough}); {advice}"
     if in_fp8 is not None:
@@ -319,11 +323,31 @@ def check_fits(
     raise ConfigError(f"{missing / GIB:.1f} GiB are missing{on_each}: {_needs(size, gpu, page, states)}; {advice}")
 
 
-def _missing_bytes(size: ModelSize, gpu: Gpu, page: PageShape, states: StatePlan) -> int:
+def _fits(divided: ModelSize, gpu: Gpu, page_size: int, states: StatePlan) -> bool:
+    """Returns whether each GPU holds its part of a model that is divided among more of them, and of its states."""
+    states = states._replace(bytes_each=divided.state_bytes)
+    return _missing_bytes(divided, gpu, divided.page(page_size, "auto"), states) <= 0
+
+
+def _count_host_slots(host_bytes: int, size: ModelSize, page: PageLayout, n_pages: int, states: StatePlan) -> int:
+    """Returns how many pages a host tier has beside its states. Raises ``ConfigError`` if it has room for none."""
+    page_bytes = size.n_page_parts * page.n_bytes
+    if states.n_kept:
+        host_bytes -= StateSlots(
+            state_bytes=size.n_ranks * states.bytes_each,
+            n_states=states.n_kept,
+            page_bytes=page_bytes,
+            n_pages=n_pages,
+            n_bytes=host_bytes,
+        ).n_bytes
+    return count_slots(host_bytes, page_bytes)
+
+
+def _missing_bytes(size: ModelSize, gpu: Gpu, page: PageLayout, states: StatePlan) -> int:
     return max(_served_bytes(size, gpu, page, states) - gpu.usable_bytes, _loaded_bytes(size) - gpu.n_bytes)
 
 
-def _served_bytes(size: ModelSize, gpu: Gpu, page: PageShape, states: StatePlan) -> int:
+def _served_bytes(size: ModelSize, gpu: Gpu, page: PageLayout, states: StatePlan) -> int:
     """Returns the bytes of weights, states, workspace, and one page beside the one that pads."""
     return size.weight_bytes + states.n_bytes + gpu.workspace_bytes + 2 * page.n_bytes
 
@@ -333,7 +357,7 @@ def _loaded_bytes(size: ModelSize) -> int:
     return size.weight_bytes + size.loading_bytes
 
 
-def _needs(size: ModelSize, gpu: Gpu, page: PageShape, states: StatePlan) -> str:
+def _needs(size: ModelSize, gpu: Gpu, page: PageLayout, states: StatePlan) -> str:
     weights = f"the weights take {size.weight_bytes / GIB:.1f} GiB"
     if _served_bytes(size, gpu, page, states) - gpu.usable_bytes < _loaded_bytes(size) - gpu.n_bytes:
         return f"{weights} and converting them {size.loading_bytes / GIB:.1f}, and the GPU has {_size(gpu.n_bytes)}"
@@ -349,7 +373,7 @@ def _size(n_bytes: int) -> str:
     return f"{n_bytes / _GB:g} GB ({n_bytes / GIB:.1f} GiB)"
 
 
-def _sufficient_gb(size: ModelSize, gpu: Gpu, page: PageShape, request: RequestShape, states: StatePlan) -> int:
+def _sufficient_gb(size: ModelSize, gpu: Gpu, page: PageLayout, request: RequestShape, states: StatePlan) -> int:
     """Returns whole gigabytes of GPU memory that hold the model and one request."""
     n_pages = -(-request.stored // page.page_size) + 1
     used = size.weight_bytes + states.n_bytes + gpu.workspace_bytes + n_pages * page.n_bytes

@@ -61,11 +61,13 @@ def pool_lines(
     """Yields the lines about the pool with one dtype of K and V."""
     dtype = size.dtype_name if pool.kv_cache_dtype == "auto" else pool.kv_cache_dtype
     yield f"KV in {dtype}"
-    config = size.config
-    n_heads = plural(config.n_kv_heads, "KV head")
+    parts = (
+        f"{part.n_layers} layers x {plural(part.n_kv_heads, 'KV head')} x {part.head_dim}"
+        for part in size.page(page_size, pool.kv_cache_dtype).parts
+    )
     yield (
-        f"  a token  2 (K, V) x {len(config.attention_layers)} layers x {n_heads} x {config.head_dim} x "
-        f"{plural(pool.value_bytes, 'byte')} = {plural(pool.kv_bytes_per_token, 'byte')}"
+        f"  a token  2 (K, V) x {_sum(parts)} x {plural(pool.value_bytes, 'byte')} = "
+        f"{plural(pool.kv_bytes_per_token, 'byte')}"
     )
     yield f"  a page   {page_size} x {pool.kv_bytes_per_token:,} = {_bytes(pool.page_bytes)}"
     of_states = f" - {states.n_bytes:,} states" if states.n_bytes else ""
@@ -88,6 +90,12 @@ def scheme_table(pool: PoolPlan, request: RequestShape, page_size: int, max_mode
     cells = [_cells(scheme, pool, request, page_size, max_model_len, n_rows) for scheme in pool.schemes]
     of_rows = f" of {plural(n_rows, 'row')}" if n_rows > 1 else ""
     return table((*_COLUMNS[:-1], _COLUMNS[-1] + of_rows), cells, align="<", indent=2)
+
+
+def _sum(products: Iterator[str]) -> str:
+    """Returns a factor: a product, or a sum of several in brackets."""
+    terms = list(products)
+    return terms[0] if len(terms) == 1 else f"({' + '.join(terms)})"
 
 
 def _usable(gpu: Gpu) -> str:

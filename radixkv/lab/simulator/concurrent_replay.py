@@ -7,7 +7,7 @@ import math
 from heapq import nlargest
 
 from radixkv.errors import ConfigError
-from radixkv.frontend.replicas.placement import Placement
+from radixkv.frontend.replicas.placement import Place, Placement
 from radixkv.lab.simulator.answers import Answers
 from radixkv.lab.simulator.caches import CacheSettings, ReplayResult, ServerTokens
 from radixkv.lab.simulator.stepped_engine import SteppedEngine
@@ -123,7 +123,8 @@ class ConcurrentReplay:
                 elif n_tokens[index] > self.cache.n_pages * self._traffic.page_size:
                     n_too_large += 1
                 else:
-                    self._replicas[await self._choose(index)].send(index)
+                    number, load = await self._choose(index)
+                    self._replicas[number].send(index, load)
                     n_in_flight += 1
             for number, engine in self._replicas.items():
                 for index, use in engine.step():
@@ -138,10 +139,10 @@ class ConcurrentReplay:
         n_evicted = sum(engine.cache.n_evicted for engine in engines)
         return ReplayResult(cached, cache_use, n_too_large, n_evicted, max_cached_pages)
 
-    async def _choose(self, index: int) -> int:
-        """Returns the number of the replica that gets a prompt."""
+    async def _choose(self, index: int) -> Place:
+        """Returns which replica gets a prompt."""
         if len(self._replicas) == 1:
-            return 0
+            return Place(0, 1.0)
         prompt = Submit("", self._traffic.symbols(index), SamplingParams())
         found = await self._placement.probe(self._replicas, [prompt])
         return self._placement.choose(

@@ -60,6 +60,8 @@ class SteppedEngine:
         self._answers = answers
         self._in_flight: dict[Request, int] = {}
         """Prompt index of each request in flight."""
+        self._loads: dict[Request, float] = {}
+        """What each request in flight adds to ``load``."""
         self._answer_of: dict[Request, array[int]] = {}
         """The answer of each request in flight."""
 
@@ -68,13 +70,18 @@ class SteppedEngine:
         """Requests that have not ended."""
         return len(self._in_flight)
 
+    @property
+    def load(self) -> float:
+        """See ``Replica``. O(requests in flight)."""
+        return sum(self._loads.values())
+
     async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
         """See ``Replica``. O(edges) a prompt, and with a disk tier O(tokens)."""
         matches = tuple(match_tiers(self._scheduler, self._namespace, tokens) for tokens in prompts)
         return Matched("", matches, self.n_in_flight, 0, None, None)
 
-    def send(self, index: int) -> None:
-        """Adds a prompt, which fits the pool."""
+    def send(self, index: int, load: float) -> None:
+        """Adds a prompt, which fits the pool, and what it adds to ``load``."""
         symbols = self._traffic.symbols(index)
         n_prompt = len(symbols) // TOKEN_BYTES
         answer = array("i", bytes(TOKEN_BYTES) if self._answers is None else self._answers.symbols(index))
@@ -87,6 +94,7 @@ class SteppedEngine:
             max_tokens=max(1, min(len(answer), n_room)),
         )
         self._in_flight[request] = index
+        self._loads[request] = load
         self._answer_of[request] = answer
         self._scheduler.add(request)
 
@@ -113,7 +121,7 @@ class SteppedEngine:
 
     def _end(self, request: Request) -> tuple[int, CacheUse]:
         index = self._in_flight.pop(request)
-        del self._answer_of[request]
+        del self._answer_of[request], self._loads[request]
         self._scheduler.tiers.ended((request,))
         return index, self._caches.cache_use(index, request)
 

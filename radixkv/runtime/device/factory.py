@@ -23,13 +23,14 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.machine import (
     HEAD_SIZES,
     MIN_CAPABILITY,
-    STATE_HEAD_SIZES,
     Gpu,
     Machine,
     check_attention_backend,
     check_gpus,
     check_machine,
+    has_expert_groups,
     inspect_machine,
+    unsupported_state_sizes,
 )
 from radixkv.runtime.device.memory.slab_shape import are_mixed
 from radixkv.runtime.device.memory_check import require_host_memory
@@ -86,23 +87,15 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint, mac
         )
         return "cpu"
     model = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
-    if (
-        model.halves is not None
-        or not model.has_equal_heads
-        or model.layer_inputs is not None
-        or model.has_layer_scales
-    ):
-        logger.warning("computing on the CPU: the layers of %s are not supported on CUDA", model.architecture)
+    for _, head_dim in model.head_shapes:
+        if head_dim not in HEAD_SIZES:
+            logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", head_dim)
+            return "cpu"
+    if (nets := model.delta_nets) is not None and (sizes := unsupported_state_sizes(nets)):
+        logger.warning("computing on the CPU: %s of size %d are not supported on CUDA", nets.title, sizes[0])
         return "cpu"
-    if model.head_dim not in HEAD_SIZES:
-        logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", model.head_dim)
-        return "cpu"
-    if (nets := model.delta_nets) is not None and not {nets.key_dim, nets.value_dim} <= {*STATE_HEAD_SIZES}:
-        logger.warning(
-            "computing on the CPU: gated delta nets with heads of sizes %d and %d are not supported on CUDA",
-            nets.key_dim,
-            nets.value_dim,
-        )
+    if has_expert_groups(model):
+        logger.warning("computing on the CPU: groups of experts are not supported on CUDA")
         return "cpu"
     return "cuda"
 
@@ -141,7 +134,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     if config.cache.host_memory_bytes is not None:
         require_host_memory(config.cache.host_memory_bytes)
     if model.delta_nets is not None:
-        _check_states(config, device, checkpoint.folder.name, model.delta_nets.title)
+        _check_states(config, checkpoint.folder.name, model.delta_nets.title)
     elif config.cache.state_memory_bytes is not None:
         raise ConfigError(
             f"state_memory_bytes is {config.cache.state_memory_bytes}, and {checkpoint.folder.name} has no "
@@ -151,7 +144,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
         assert machine is not None
         if settings.tensor_parallel_size > 1:
             check_gpus(machine, settings.tensor_parallel_size)
-        check_attention_backend(settings.attention_backend, machine)
+        check_attention_backend(settings.attention_backend, machine, model)
         check_for_cuda(checkpoint, check_machine(machine), settings)
     else:
         if settings.attention_backend != "auto":
@@ -167,7 +160,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
 
 def _state_room(config: EngineConfig, checkpoint: Checkpoint, gpu: Gpu) -> StateRoom:
     """Returns the room for states on a GPU, which has that beside the weights, and nothing else yet."""
-    size = model_size(checkpoint, config.model.quantization, reads_files=False)
+    size = model_size(checkpoint, config.model.quantization, config.model.tensor_parallel_size, reads_files=False)
     share = config.cache.gpu_memory_utilization
     usable_bytes = int(gpu.total_bytes * (GPU_MEMORY_UTILIZATION if share is None else share))
     return StateRoom(size.state_bytes, max(0, min(usable_bytes, gpu.free_bytes) - size.weight_bytes))
@@ -184,14 +177,9 @@ def _excludes_window_pages(config: EngineConfig, model: DecoderConfig) -> str | 
     return next((what for what, is_so in cases.items() if is_so), None)
 
 
-def _check_states(config: EngineConfig, device: Device, name: str, title: str) -> None:
+def _check_states(config: EngineConfig, name: str, title: str) -> None:
     """Raises ``ConfigError`` for what a model with states cannot do in this release; ``title`` names its layers."""
     model = f"{name} has {title}"
-    if device == "cuda" and config.cache.host_memory_bytes is not None:
-        raise ConfigError(
-            f"{model}, whose states are not copied from a GPU to other memory in this release; leave "
-            "host_memory_bytes (--host-memory) out"
-        )
     if config.cache.cache_url is not None:
         raise ConfigError(
             f"{model}, whose states are not kept in stores that servers share in this release; leave cache_url "

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
 from radixkv.runtime.device.model_config.families import ARCHITECTURES
 from radixkv.settings.config import AttentionBackend
 
@@ -31,13 +31,15 @@ MIN_CAPABILITY = (8, 0)
 """Lowest supported compute capability, Ampere. Older GPUs have no bfloat16."""
 MIN_FP8_CAPABILITY = (8, 9)
 """Lowest compute capability whose instructions convert to and from FP8, Ada."""
-HEAD_SIZES = (64, 128, 256)
+HEAD_SIZES = (64, 128, 256, 512)
 """Head sizes of the 16-bit attention kernels."""
+MAX_FLASHINFER_HEAD_SIZE = 256
+"""Largest head size of FlashInfer's kernels."""
 STATE_HEAD_SIZES = (16, 32, 64, 128, 256)
-"""Head sizes of the kernels of gated delta nets."""
+"""Sizes of the kernels of layers with states: of a delta net's heads, and of the states of Mamba2."""
 PAGE_SIZES = (1, 16, 32, 64)
 """Tokens per page that the attention kernels support."""
-MAX_HEADS_PER_KV_HEAD = {64: 64, 128: 64, 256: 32}
+MAX_HEADS_PER_KV_HEAD = {64: 64, 128: 64, 256: 32, 512: 32}
 """Most query heads per KV head, by head size: they must fit one attention tile and 99 KB of shared memory."""
 MAX_ROWS = 1 << 15
 """Most rows of a step. Attention launches up to some 1.25 blocks per row along a grid axis of 65,535."""
@@ -211,10 +213,28 @@ def check_gpus(machine: Machine, n_ranks: int, n_replicas: int = 1) -> None:
         )
 
 
-def check_attention_backend(setting: AttentionBackend, machine: Machine) -> None:
-    """Raises ``ConfigError`` for FlashInfer where it is missing or unsupported."""
-    if setting == "flashinfer" and (problem := _package_problem("flashinfer-python", machine)):
+def check_attention_backend(setting: AttentionBackend, machine: Machine, config: DecoderConfig) -> None:
+    """Raises ``ConfigError`` for FlashInfer where it is missing, unsupported or without kernels for the model."""
+    if setting != "flashinfer":
+        return
+    if problem := only_triton(config):
+        raise ConfigError(f"attention_backend is flashinfer, but {problem}; {_USE_TRITON}")
+    if problem := _package_problem("flashinfer-python", machine):
         raise ConfigError(f"attention_backend is flashinfer, but {problem}; {_INSTALL}, or {_USE_TRITON}")
+
+
+def only_triton(config: DecoderConfig) -> str | None:
+    """Returns why FlashInfer does not compute a model's attention; None if it may."""
+    shapes = config.head_shapes
+    if len(shapes) > 1:
+        return f"the layers of this {config.architecture} have heads of several shapes"
+    head_dim = shapes[0][1]
+    if head_dim > MAX_FLASHINFER_HEAD_SIZE:
+        return (
+            f"this {config.architecture} has heads of size {head_dim}, and FlashInfer's have up to "
+            f"{MAX_FLASHINFER_HEAD_SIZE}"
+        )
+    return None
 
 
 def choose_attention_backend(
@@ -296,35 +316,43 @@ def check_block_tables(max_rows: int, max_model_len: int, page_size: int) -> Non
 
 def check_model(config: DecoderConfig) -> None:
     """Raises ``ConfigError`` for a checkpoint that runs on the CPU only."""
-    if config.halves is not None:
-        raise ConfigError(
-            f"this {config.architecture} has layers of Mamba2 or of one half, which run on the CPU only; {_USE_CPU}"
-        )
     if (delta_nets := config.delta_nets) is not None:
-        for size in (delta_nets.key_dim, delta_nets.value_dim):
-            if size not in STATE_HEAD_SIZES:
-                *some, last = STATE_HEAD_SIZES
-                raise ConfigError(
-                    f"this {config.architecture} has gated delta nets with heads of size {size}; CUDA's kernels "
-                    f"take {', '.join(map(str, some))} and {last}; {_USE_CPU}"
-                )
-    if not config.has_equal_heads or config.layer_inputs is not None or config.has_layer_scales:
+        for size in unsupported_state_sizes(delta_nets):
+            *some, last = STATE_HEAD_SIZES
+            what = "heads" if delta_nets.mamba2 is None else "states"
+            raise ConfigError(
+                f"this {config.architecture} has {delta_nets.title} with {what} of size {size}; CUDA's kernels "
+                f"take {', '.join(map(str, some))} and {last}; {_USE_CPU}"
+            )
+    if has_expert_groups(config):
         raise ConfigError(
-            f"this {config.architecture} has layers with different heads or with inputs of their own, which run on "
-            f"the CPU only; {_USE_CPU}"
+            f"this {config.architecture} has a router that chooses groups of experts first, which runs on the CPU "
+            f"only; {_USE_CPU}"
         )
-    head_dim = config.head_dim
-    if head_dim not in HEAD_SIZES:
-        *some, last = HEAD_SIZES
-        raise ConfigError(
-            f"this {config.architecture} has heads of size {head_dim}; CUDA's kernels are built for "
-            f"{', '.join(map(str, some))} and {last}; {_USE_CPU}"
-        )
-    if config.n_heads // config.n_kv_heads > (limit := MAX_HEADS_PER_KV_HEAD[head_dim]):
-        raise ConfigError(
-            f"this {config.architecture} has {config.n_heads} heads for {config.n_kv_heads} KV heads; CUDA's "
-            f"kernels are built for up to {limit} heads of size {head_dim} a KV head; {_USE_CPU}"
-        )
+    for n_kv_heads, head_dim in config.head_shapes:
+        if head_dim not in HEAD_SIZES:
+            *some, last = HEAD_SIZES
+            raise ConfigError(
+                f"this {config.architecture} has heads of size {head_dim}; CUDA's kernels are built for "
+                f"{', '.join(map(str, some))} and {last}; {_USE_CPU}"
+            )
+        if config.n_heads // n_kv_heads > (limit := MAX_HEADS_PER_KV_HEAD[head_dim]):
+            raise ConfigError(
+                f"this {config.architecture} has {config.n_heads} heads for {n_kv_heads} KV heads; CUDA's "
+                f"kernels are built for up to {limit} heads of size {head_dim} a KV head; {_USE_CPU}"
+            )
+
+
+def unsupported_state_sizes(config: DeltaNetConfig) -> list[int]:
+    """Returns the sizes of layers with states for which CUDA has no kernels."""
+    sizes = [config.key_dim] if config.mamba2 is not None else [config.key_dim, config.value_dim]
+    return [size for size in sizes if size not in STATE_HEAD_SIZES]
+
+
+def has_expert_groups(config: DecoderConfig) -> bool:
+    """Returns whether a router chooses groups of experts before it chooses experts."""
+    sigmoid = None if config.experts is None else config.experts.sigmoid
+    return sigmoid is not None and sigmoid.n_groups > 1
 
 
 def local_cpus(bus_id: str, root: Path = Path("/")) -> set[int] | None:
@@ -382,7 +410,7 @@ def check_states_fit(n_bytes: int, weights_bytes: int, max_rows: int, gpu: Gpu) 
     """Raises ``ConfigError`` if states of ``n_bytes`` do not fit the GPU's free memory beside the weights."""
     if weights_bytes + n_bytes > gpu.free_bytes:
         raise ConfigError(
-            f"the states of gated delta nets for max_num_seqs {max_rows} and the prefix cache take "
+            f"the states of its layers for max_num_seqs {max_rows} and the prefix cache take "
             f"{n_bytes / _GIB:.1f} GiB beside weights of {weights_bytes / _GIB:.1f}; {gpu.name} has "
             f"{gpu.free_bytes / _GIB:.1f} GiB free of {gpu.total_bytes / _GIB:.1f}; set max_num_seqs or "
             "state_memory_bytes lower"

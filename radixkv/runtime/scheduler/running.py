@@ -9,7 +9,7 @@ from operator import ne
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Queue, Shares, Tiers
+from radixkv.runtime.protocols import Queue, Shares, States, Tiers
 from radixkv.runtime.request import Phase, Request
 
 
@@ -25,6 +25,7 @@ class RunningRequests:
         waiting: where requests come from, and where preempted ones return to.
         tiers: the memory tiers behind the pool.
         shares: divides batch slots and pages among senders.
+        states: those of recurrent layers.
         n_batch_slots: batch slots in all.
         max_row_tokens: maximum tokens of a row.
         n_reserved_tokens: tokens that an admission leaves free for each active request, so that their next ones do
@@ -39,6 +40,7 @@ class RunningRequests:
         waiting: Queue,
         tiers: Tiers,
         shares: Shares,
+        states: States,
         n_batch_slots: int,
         max_row_tokens: int,
         *,
@@ -49,6 +51,7 @@ class RunningRequests:
         self._waiting = waiting
         self._tiers = tiers
         self._shares = shares
+        self._states = states
         self._free_batch_slots = list(range(n_batch_slots - 1, -1, -1))
         self._sent_entries: dict[int, list[int]] = {}
         """By free batch slot: the leading entries of its block table that the device has from the last request."""
@@ -369,9 +372,10 @@ class RunningRequests:
     def _can_fork(self, leader: Request, follower: Request, n_needed_ahead: int) -> bool:
         """Whether a follower can start now, beside the pages that prefilling requests ahead still need. O(1).
 
-        None can with recurrent layers: it goes on from a state of the tree, because the leader's has moved on.
+        With recurrent layers it needs the leader's state. One that has moved on is of no use, as that of a leader
+        with choices: then the follower goes on from a state of the tree.
         """
-        if self._cache.recurrent_states is not None:
+        if self._cache.recurrent_states is not None and leader.n_scheduled != follower.n_known - 1:
             return False
         if leader.phase is not Phase.RUNNING or not self.has_batch_slot_for(follower):
             return False
@@ -384,6 +388,7 @@ class RunningRequests:
         self._assign(follower, blocks)
         self.start(follower)
         follower.n_scheduled = n_tokens
+        self._states.forked(leader, follower)
         if blocks.has_copies:
             follower.leader = leader
             leader.n_pending_copies += 1

@@ -111,6 +111,7 @@ class Scheduler:
             queue,
             tiers,
             shares,
+            states,
             limits.max_num_seqs,
             limits.max_num_batched_tokens,
             n_reserved_tokens=limits.num_reserved_decode_tokens,
@@ -349,7 +350,7 @@ class Scheduler:
             for row, request in zip(reversed(launched.plan.rows), reversed(launched.requests), strict=True):
                 self._row_done(request, row)
                 involved.append(request)
-        self.states.undo()
+        involved += self.states.undo()
         updates = undo_steps(self.cache, self.running, involved)
         self._retried.add(involved)
         self.running.release()
@@ -420,7 +421,7 @@ class Scheduler:
         forks = [request for request in requests[:n_decoding] if request.leader is not None]
         copies, window_copies, sources = _take_copies(forks + requests[n_decoding:])
         is_masked = any(row.sampling is not None and row.sampling.is_masked for row in rows)
-        loads, saves = self.states.take(self._n_steps)
+        loads, saves, state_forks = self.states.take(self._n_steps)
         plan = StepPlan(
             self._n_steps,
             tuple(rows),
@@ -433,6 +434,7 @@ class Scheduler:
             loads,
             saves,
             window_copies,
+            state_forks,
         )
         self._launched.append(LaunchedPlan(plan, requests, sources, has_waited=not self._launched))
         self._n_steps += 1

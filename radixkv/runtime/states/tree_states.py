@@ -8,8 +8,8 @@ import numpy as np
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.protocols import States
-from radixkv.runtime.request import Request
-from radixkv.runtime.step.plan import StateLoad, StateSave, StepPlan
+from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.step.plan import StateFork, StateLoad, StateSave, StepPlan
 from radixkv.tree.node import State
 from radixkv.wire.stats import StateStats, WindowStats
 
@@ -51,6 +51,10 @@ class TreeStates(States):
         because a copy from another tier could overwrite it at once."""
         self._held_by: dict[int, list[State]] = {}
         """The same of each launched step, by its number."""
+        self._forks: list[tuple[StateFork, Request]] = []
+        """The forks that get their states with the next plan."""
+        self._forked_by: dict[int, list[Request]] = {}
+        """The forks that get their states with each launched step, by its number."""
         self._found_until: dict[int, int] = {}
         """By batch slot, where its newest row ends, if the tree had all of its pages before."""
         self._ends: dict[int, tuple[tuple[str, int], tuple[int, int]]] = {}
@@ -107,17 +111,25 @@ class TreeStates(States):
         turns = [last, request.n_prompt - 1] if has_choices else [last]
         return dict.fromkeys(map(self._floor, turns), True) | dict.fromkeys(map(self._floor, places), False)
 
-    def take(self, step: int) -> tuple[tuple[StateLoad, ...], tuple[StateSave, ...]]:
+    def forked(self, parent: Request, fork: Request) -> None:
+        """See ``States.forked``: the next plan copies the state, because the parent's next row changes it. O(1)."""
+        if not self._window_pages.exist:
+            self._forks.append((StateFork(parent.batch_slot, fork.batch_slot), fork))
+
+    def take(self, step: int) -> tuple[tuple[StateLoad, ...], tuple[StateSave, ...], tuple[StateFork, ...]]:
         """See ``States.take``. O(states)."""
-        if not (self._loads or self._coming):
-            return (), ()
+        if not (self._loads or self._coming or self._forks):
+            return (), (), ()
         loads, saves = tuple(self._loads), tuple(self._saves)
+        forks = tuple([fork for fork, _ in self._forks])
         self._launched[step], self._held_by[step] = self._coming, self._held
-        self._loads, self._saves, self._coming, self._held = [], [], [], []
-        return loads, saves
+        self._forked_by[step] = [request for _, request in self._forks]
+        self._loads, self._saves, self._coming, self._held, self._forks = [], [], [], [], []
+        return loads, saves, forks
 
     def step_done(self, plan: StepPlan, are_right: Sequence[bool]) -> None:
         """See ``States.step_done``. O(rows), if the step has saved states."""
+        self._forked_by.pop(plan.step, None)
         for state in self._held_by.pop(plan.step, ()):
             self._states.let_go(state)
         states = self._launched.pop(plan.step, ())
@@ -142,8 +154,8 @@ class TreeStates(States):
                 windows.keep(blocks.window, state)
                 self._states.computed(state)
 
-    def undo(self) -> None:
-        """See ``States.undo``. O(states)."""
+    def undo(self) -> list[Request]:
+        """See ``States.undo``. O(states + forks)."""
         for held in self._held_by.values():
             for state in held:
                 self._states.let_go(state)
@@ -152,6 +164,9 @@ class TreeStates(States):
             for _, state in states:
                 self._states.drop(state)
         self._launched.clear()
+        forks = [fork for forks in self._forked_by.values() for fork in forks if fork.phase is Phase.RUNNING]
+        self._forked_by.clear()
+        return forks
 
     def stats(self) -> StateStats | None:
         """See ``States.stats``. O(states that have left)."""

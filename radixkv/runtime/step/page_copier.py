@@ -16,7 +16,10 @@ class SlotPart:
     index: int
     n_parts: int
     stores: bool
-    """Whether the rank stores; of ranks that have the same part only the first does."""
+    """Whether the rank stores pages; of ranks that have the same part only the first does."""
+    rank: int
+    """Number of the rank, which has a part of its own of each state of recurrent layers."""
+    n_ranks: int
 
 
 class FinishedCopy(NamedTuple):

@@ -138,6 +138,13 @@ class SharedRun(msgspec.Struct, frozen=True, array_like=True):
     """Length of the run in pages."""
 
 
+class StateFork(NamedTuple):
+    """A batch slot goes on from the state that another one has before the step."""
+
+    source: int
+    batch_slot: int
+
+
 class StateLoad(NamedTuple):
     """A batch slot goes on from the state in a slot of states."""
 
@@ -184,6 +191,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     Those of a row are in order, and no two go to one slot."""
     window_copies: tuple[tuple[int, int], ...] = ()
     """Copies of window pages, as ``copies``."""
+    state_forks: tuple[StateFork, ...] = ()
+    """States of recurrent layers that batch slots take from others, in this order, before ``state_loads``. Neither
+    needs a row in the step."""
 
     def __post_init__(self) -> None:
         """Raises ``InvariantError`` if a copy's source is a destination: copies may run in any order. O(copies)."""

@@ -26,7 +26,7 @@ class FakeReplica:
     n_on_device: int = 0
     n_in_host: int = 0
     n_on_disk: int = 0
-    n_in_flight: int = 0
+    load: float = 0.0
     empty_since: float = 0.0
     silence_s: float = 0.0
     may_answer: asyncio.Event | None = None
@@ -52,7 +52,7 @@ def prompt(first: int = 1, *, salt: str = "", reads_cache: bool = True) -> Submi
 def choose(placement: Placement, replicas: Mapping[int, FakeReplica], one: Submit | None = None) -> int:
     one = one or prompt()
     found = asyncio.run(placement.probe(replicas, [one]))
-    return placement.choose(one, replicas, {index: lengths[0] for index, lengths in found.items()})
+    return placement.choose(one, replicas, {index: lengths[0] for index, lengths in found.items()}).number
 
 
 @dataclass
@@ -78,12 +78,12 @@ def test_a_prompt_goes_where_most_of_it_is() -> None:
 
 
 def test_a_busy_replica_gets_no_prompt_for_its_match() -> None:
-    replicas = {0: FakeReplica(n_on_device=400, n_in_flight=100), 1: FakeReplica()}
+    replicas = {0: FakeReplica(n_on_device=400, load=100), 1: FakeReplica()}
     assert choose(patient(), replicas) == 1
 
 
 def test_what_no_replica_has_goes_to_the_one_with_the_least_load() -> None:
-    replicas = {0: FakeReplica(n_in_flight=1), 1: FakeReplica()}
+    replicas = {0: FakeReplica(load=1), 1: FakeReplica()}
     assert choose(patient(), replicas) == 1
 
 
@@ -117,7 +117,7 @@ def test_what_was_sent_before_a_flush_or_a_restart_does_not_count() -> None:
     placement, replicas = patient(), {0: FakeReplica(), 1: FakeReplica()}
     first = choose(placement, replicas)
     replicas[first].empty_since = 1001.0
-    replicas[first].n_in_flight = 1
+    replicas[first].load = 1
     assert choose(placement, replicas) != first
 
 
@@ -188,9 +188,9 @@ def reason(placement: Placement, replicas: Mapping[int, FakeReplica], one: Submi
     ("first", "second", "expected"),
     [
         (FakeReplica(n_on_device=160), FakeReplica(), "prefix"),
-        (FakeReplica(n_on_device=160), FakeReplica(n_on_device=160, n_in_flight=100), "prefix"),
-        (FakeReplica(n_on_device=160), FakeReplica(n_on_device=320, n_in_flight=100), "load"),
-        (FakeReplica(n_on_device=400, n_in_flight=100), FakeReplica(), "load"),
+        (FakeReplica(n_on_device=160), FakeReplica(n_on_device=160, load=100), "prefix"),
+        (FakeReplica(n_on_device=160), FakeReplica(n_on_device=320, load=100), "load"),
+        (FakeReplica(n_on_device=400, load=100), FakeReplica(), "load"),
         (FakeReplica(n_on_device=80), FakeReplica(), "new"),
         (FakeReplica(), FakeReplica(error=RuntimeDied("dead")), "silent"),
         (FakeReplica(n_on_device=160), FakeReplica(error=RuntimeDied("dead")), "prefix"),
@@ -207,3 +207,9 @@ def test_what_was_sent_lately_and_who_is_alone_are_reasons_too() -> None:
     replicas[0].n_on_device = N_TOKENS
     assert reason(placement, replicas) == "prefix"
     assert reason(placement, replicas, prompt(reads_cache=False)) == "new", "nobody was asked"
+
+
+def test_a_prompt_weighs_its_answers_and_what_it_computes() -> None:
+    long = replace(prompt(), tokens=pack_tokens(range(8192)), sampling=SamplingParams(n=3))
+    assert patient().choose(long, {0: FakeReplica()}, {}) == (0, 3 + 8)
+    assert patient().choose(long, {0: FakeReplica()}, {0: 6144}) == (0, 3 + 2)

@@ -58,6 +58,30 @@ GEMMA_3_4B = {
     "query_pre_attn_scalar": 256,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+GEMMA_4_26B = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "vocab_size": 262_144,
+    "hidden_size": 2816,
+    "intermediate_size": 2112,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_global_key_value_heads": 2,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "sliding_window": 1024,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "rope_parameters": None,
+}
 SMALL_POOL = ("--gpu-memory", "600MB", "--workspace", "0")
 """Of the embedded model: some 1,300 pages."""
 
@@ -110,7 +134,27 @@ def test_states_of_recurrent_layers_take_memory_beside_the_pool(model, planned, 
     assert f"weights - {states:,} states - 3,221,225,472 workspace" in text
     assert "x 8 layers x 4 KV heads" in text
     assert main(["plan", str(hybrid), "--gpu-memory", "24GB"]) != 0
-    assert "the states 1.4 and the workspace" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "the states 1.4 and the workspace" in error
+    assert "2 of these GPUs hold it" in error, "each has half of the states"
+    two = planned(hybrid, "--gpu-memory", "24GB", "--gpus", "2", "--host-memory", "64GiB")
+    assert two["states"]["bytes_each"] == each // 2
+    pool = two["pools"][0]
+    on_device = two["states"]["n_kept"] * each, pool["n_pages"] * 2 * pool["page_bytes"]
+    share = min(0.5, on_device[0] / sum(on_device))
+    assert pool["n_host_slots"] == pytest.approx((1 - share) * 64 * GIB / (2 * pool["page_bytes"]), rel=0.002)
+
+
+def test_layers_with_heads_of_several_shapes(model, planned, capsys):
+    plan = planned(model(**GEMMA_4_26B), "--gpu-memory", "192GB")
+    each = 2 * (25 * 8 * 256 + 5 * 2 * 512) * 2
+    assert plan["pools"][0]["kv_bytes_per_token"] == each
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"2 (K, V) x (25 layers x 8 KV heads x 256 + 5 layers x 2 KV heads x 512) x 2 bytes = {each:,} bytes"
+        in text
+    )
+    assert "window pages" not in text
 
 
 def test_known_sizes_of_a_tokens_kv(model, planned):

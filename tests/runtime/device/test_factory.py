@@ -104,11 +104,14 @@ def test_auto_chooses_a_gpu_that_can_run_the_model(
     assert caplog.messages == []
     odd = replace(hybrid, config={**hybrid.config, "linear_value_head_dim": 96})
     assert choose_device("auto", odd, with_capability(12, 1)) == "cpu"
-    assert "gated delta nets with heads of sizes 128 and 96" in caplog.text
+    assert "gated delta nets of size 96 are not supported" in caplog.text
     caplog.clear()
     gemma = replace(supported, config={**supported.config, "architectures": ["Gemma4ForCausalLM"]})
-    assert choose_device("auto", gemma, with_capability(12, 1)) == "cpu"
-    assert "the layers of Gemma4ForCausalLM are not supported on CUDA" in caplog.text
+    assert choose_device("auto", gemma, with_capability(12, 1)) == "cuda"
+    assert caplog.messages == []
+    odd = replace(gemma, config={**gemma.config, "global_head_dim": 384})
+    assert choose_device("auto", odd, with_capability(12, 1)) == "cpu"
+    assert "heads of size 384 " in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -299,6 +302,22 @@ def test_flashinfer_that_is_not_installed_is_refused_before_the_gpu_is_opened(su
         resolve_config(flashinfer, supported, machine)
 
 
+def test_flashinfer_is_refused_for_heads_that_it_has_no_kernels_for(supported: Checkpoint) -> None:
+    gemma = replace(supported, config={**supported.config, "architectures": ["Gemma4ForCausalLM"]})
+    wide = replace(supported, config={**supported.config, "head_dim": 512})
+    equal = replace(gemma, config={**gemma.config, "global_head_dim": 128})
+    flashinfer = EngineConfig(ModelConfig(device="cuda", attention_backend="flashinfer"))
+    resolve_config(flashinfer, equal, H100)
+    for model, reason in (
+        (gemma, "the layers of this Gemma4ForCausalLM have heads of several shapes"),
+        (wide, "this LlamaForCausalLM has heads of size 512, and FlashInfer's have up to 256"),
+    ):
+        with pytest.raises(ConfigError, match=f"flashinfer, but {reason}; set attention_backend to triton"):
+            resolve_config(flashinfer, model, H100)
+        for backend in ("auto", "triton"):
+            resolve_config(EngineConfig(ModelConfig(device="cuda", attention_backend=backend)), model, H100)
+
+
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
@@ -362,12 +381,12 @@ def test_states_count_on_a_gpu_and_have_defaults_of_their_own(hybrid: Checkpoint
         EngineConfig(ModelConfig(device="cuda", max_model_len=64)), hybrid, tight
     ).device_settings
     assert 360 << 20 < settings.state_memory_bytes < 369 << 20
+    resolve_config(replace(plain, cache=CacheConfig(host_memory_bytes=1 << 20)), hybrid, H100)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"cache": CacheConfig(state_memory_bytes=100)}, "state_memory_bytes 100 is less than the states of one"),
-        ({"cache": CacheConfig(state_memory_bytes=1 << 40)}, "states of gated delta nets .* take 102[0-9]"),
+        ({"cache": CacheConfig(state_memory_bytes=1 << 40)}, "states of its layers for .* take 102[0-9]"),
         ({"scheduler": SchedulerConfig(max_num_seqs=32_000)}, "max_num_seqs 32000 .*set max_num_seqs or state_mem"),
         ({"cache": CacheConfig(state_memory_bytes=67 << 30)}, "leaves no room for a KV pool"),
-        ({"cache": CacheConfig(host_memory_bytes=1 << 30)}, "leave host_memory_bytes"),
         ({"scheduler": SchedulerConfig(speculative_config=SpeculativeConfig())}, "leave speculative_config out"),
     ]
     for changes, message in cases:

@@ -267,8 +267,8 @@ def test_page_sizes(page_size: int) -> None:
 def test_models_that_only_the_cpu_runs() -> None:
     for head_dim in HEAD_SIZES:
         check_model(parse({"head_dim": head_dim}))
-    for head_dim in (2, 32, 80, 512):
-        with pytest.raises(ConfigError, match=f"heads of size {head_dim}.* 64, 128 and 256.*device to cpu"):
+    for head_dim in (2, 32, 80, 1024):
+        with pytest.raises(ConfigError, match=f"heads of size {head_dim}.* 64, 128, 256 and 512.*device to cpu"):
             check_model(parse({"head_dim": head_dim}))
     hybrid = {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4, "head_dim": 128}
     check_model(parse(hybrid))
@@ -277,13 +277,15 @@ def test_models_that_only_the_cpu_runs() -> None:
         for name in ("linear_key_head_dim", "linear_value_head_dim"):
             with pytest.raises(ConfigError, match=f"delta nets with heads of size {size}; .*128 and 256; .*to cpu"):
                 check_model(parse({**hybrid, name: size}))
-    with pytest.raises(ConfigError, match="this Gemma4ForCausalLM has layers with different heads.*device to cpu"):
-        check_model(parse({"architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 6, "head_dim": 128}))
+    gemma4 = {"architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 6, "head_dim": 128}
+    check_model(parse(gemma4))
+    with pytest.raises(ConfigError, match="this Gemma4ForCausalLM has heads of size 384.*device to cpu"):
+        check_model(parse({**gemma4, "global_head_dim": 384}))
     check_model(parse({"architectures": ["MixtralForCausalLM"], **EXPERTS}))
     check_model(parse({"architectures": ["GptOssForCausalLM"], **EXPERTS}))
 
 
-@pytest.mark.parametrize(("head_dim", "most"), [(64, 64), (128, 64), (256, 32)])
+@pytest.mark.parametrize(("head_dim", "most"), [(64, 64), (128, 64), (256, 32), (512, 32)])
 def test_models_with_more_heads_per_kv_head_than_a_tile_holds(head_dim: int, most: int) -> None:
     def model(n_heads: int) -> DecoderConfig:
         return parse({"head_dim": head_dim, "num_attention_heads": n_heads, "num_key_value_heads": 1})

@@ -32,6 +32,7 @@ from radixkv.runtime.device.memory.cpu.slab_pool import SlabPool
 from radixkv.runtime.device.memory.page_shape import PageLayout, count_pages
 from radixkv.runtime.device.memory.slab_shape import open_slabs
 from radixkv.runtime.device.memory.state_size import all_states_bytes, count_states
+from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.base import Operations, TokenSpan
@@ -51,8 +52,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_LOGIT_ROWS = 256
 """Maximum rows of logits computed at once: more could take more memory than the rest of a step."""
-_MAX_STATES_SHARE = 0.5
-"""Most of the host tier's memory that states of recurrent layers get."""
 
 
 class CpuExecutor:
@@ -172,16 +171,16 @@ class CpuExecutor:
         assert isinstance(self.pool, KVPool), "with a host tier layers with windows have no pages of their own"
         if self._states is None:
             return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes, part))
-        # In the proportion of the device; but where that has room for more states than pages, pages are left.
-        page_bytes, state_bytes = self.pool.page_bytes, self._states.n_tree_slots * self._states.n_bytes
-        share = min(_MAX_STATES_SHARE, state_bytes / (state_bytes + self.pool.n_pages * page_bytes))
-        states = CpuHostStates(self._states, int(host_memory_bytes * share), page_bytes)
-        if self.n_states and not states.n_slots:
-            raise ConfigError(
-                f"host_memory_bytes {host_memory_bytes} leave {int(host_memory_bytes * share)} for states of "
-                f"recurrent layers, one of which takes {self._states.n_bytes}; set --host-memory higher"
-            )
-        slots = CpuHostSlots(self.pool, host_memory_bytes - states.n_slots * states.slot_bytes, part)
+        state_slots = StateSlots(
+            state_bytes=self._states.n_bytes,
+            n_states=self._states.n_tree_slots,
+            page_bytes=self.pool.page_bytes,
+            n_pages=self.pool.n_pages,
+            n_bytes=host_memory_bytes,
+            part=part,
+        )
+        slots = CpuHostSlots(self.pool, host_memory_bytes, part, n_state_bytes=state_slots.n_bytes)
+        states = CpuHostStates(self._states, state_slots, slots.state_memory)
         return CopyThreads(slots, states)
 
     def check(self) -> None:
@@ -419,7 +418,7 @@ def _check_memory(
     weights_bytes = n_ranks * weights.peak_bytes
     if (delta_nets := weights.config.delta_nets) is not None:
         max_rows = settings.max_num_seqs
-        states_bytes = all_states_bytes(delta_nets, weights.dtype, settings)
+        states_bytes = n_ranks * all_states_bytes(delta_nets, weights.dtype, settings)
         require_memory(
             weights_bytes + states_bytes,
             f"states of {states_bytes} bytes for max_num_seqs {max_rows} and the prefix cache beside the model, a "

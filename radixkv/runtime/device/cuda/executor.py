@@ -16,8 +16,13 @@ from radixkv.runtime.device.cuda.pooled_rows import PooledRows
 from radixkv.runtime.device.cuda.results import step_result
 from radixkv.runtime.device.kv_dtype import kv_dtype_name
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
+from radixkv.runtime.device.memory.cuda.copy_pace import CopyPace
+from radixkv.runtime.device.memory.cuda.copy_stream import CopyStream
+from radixkv.runtime.device.memory.cuda.driver import CudaDriver
 from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
+from radixkv.runtime.device.memory.cuda.host_states import CudaHostStates
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
+from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
 from radixkv.runtime.device.sampling.logit_edits import has_edits
@@ -75,19 +80,17 @@ class CudaExecutor:
         pool = runner.pool
         self.device = torch.cuda.get_device_name(stream.device)
         self.dtype = str(runner.dtype).removeprefix("torch.")
-        self.kv_dtype = kv_dtype_name(pool.k.dtype)
+        self.kv_dtype = kv_dtype_name(pool.dtype)
         self.n_pages = pool.n_pages
         self.n_states = None if runner.states is None else runner.states.n_tree_slots
         self.vocab_size = vocab_size
         self.window = window
         self.window_pool = window_pool
-        page = pool.page
         self.page_origin = PageOrigin(
             device="cuda",
             processor="compute capability {}.{}".format(*torch.cuda.get_device_capability(stream.device)),
             torch_version=torch.__version__,
-            layout=f"k v, {page.n_layers} layers, {page.page_size} tokens, {page.n_kv_heads} kv_heads, "
-            f"{page.head_dim} head_dim",
+            layout=pool.layout,
             scales=kv_scales,
         )
         self._runner = runner
@@ -134,8 +137,22 @@ class CudaExecutor:
 
         Takes 32 MiB of the GPU's memory, or four pages if that is more.
         """
-        assert isinstance(self._runner.pool, CudaPool), "with a host tier layers with windows have no own pages"
-        return CopyThreads(CudaHostSlots(self._runner.pool, host_memory_bytes, self._is_stepping, part))
+        driver, pace = CudaDriver(), CopyPace(self._is_stepping)
+        pool, states = self._runner.pool, self._runner.states
+        assert isinstance(pool, CudaPool), "with a host tier layers with windows have no own pages"
+        if states is None:
+            return CopyThreads(CudaHostSlots(pool, host_memory_bytes, driver, pace, part))
+        state_slots = StateSlots(
+            state_bytes=states.n_bytes,
+            n_states=states.n_tree_slots,
+            page_bytes=pool.page_bytes,
+            n_pages=pool.n_pages,
+            n_bytes=host_memory_bytes,
+            part=part,
+        )
+        slots = CudaHostSlots(pool, host_memory_bytes, driver, pace, part, state_slots)
+        streams = [CopyStream(self._stream.device) for _ in range(2)]
+        return CopyThreads(slots, CudaHostStates(states, state_slots, slots.memory, driver, pace, *streams))
 
     def check(self) -> None:
         """Does nothing: a lost GPU is noticed in steps alone."""

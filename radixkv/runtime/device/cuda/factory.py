@@ -14,7 +14,7 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compiled
-from radixkv.runtime.device.attention.cuda.paged import PagedAttention
+from radixkv.runtime.device.attention.cuda.shaped import open_attention
 from radixkv.runtime.device.collectives import CONNECT_TIMEOUT_S, OneRank, RankGroup
 from radixkv.runtime.device.cuda.executor import MAX_PROMPT_LOGPROB_ROWS, CudaExecutor
 from radixkv.runtime.device.cuda.model_runner import ModelRunner
@@ -23,22 +23,25 @@ from radixkv.runtime.device.kv_dtype import choose_kv_dtype, scales_text
 from radixkv.runtime.device.machine import (
     MIN_FP8_CAPABILITY,
     Machine,
+    check_attention_backend,
     check_machine,
     choose_attention_backend,
     choose_dtype,
+    only_triton,
 )
 from radixkv.runtime.device.memory.cuda.pool_size import measure_memory, plan_pages
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.cuda.staging import StagingLayout
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.slab_shape import empty_slabs, open_slabs
 from radixkv.runtime.device.memory.state_size import count_states
 from radixkv.runtime.device.model.decoder import Decoder
-from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
 from radixkv.runtime.device.ops.base import Operations
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
-from radixkv.runtime.device.ops.cuda.delta_net.blocks import block_bytes
+from radixkv.runtime.device.ops.cuda.delta_net import blocks as delta_net_blocks
 from radixkv.runtime.device.ops.cuda.divided_head import DividedHead
+from radixkv.runtime.device.ops.cuda.mamba2 import blocks as mamba2_blocks
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.ops.cuda.summed import CudaSummed
 from radixkv.runtime.device.ops.summed import SummedOperations
@@ -97,9 +100,9 @@ def open_cuda_executor(
         ) as weights:
             config = weights.config
             kv_scales = None if kv_dtype == torch_dtype else weights.kv_scales()
-            shape = _attention_shape(config, settings, torch_dtype)
+            shapes = _attention_shapes(config, settings, torch_dtype)
             windows = config.windows_within(settings.max_model_len)
-            backend = _choose_backend(settings, machine, shape, windows)
+            backend = _choose_backend(config, settings, machine, shapes[0], windows)
             logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)
             if weights.has_fp8 and not has_fp8:
                 logger.warning(
@@ -122,10 +125,10 @@ def open_cuda_executor(
         if collectives is not None and group is not None:
             _connect(collectives, group, settings, config, torch_dtype)
             times.end("other ranks")
-        page = PageShape.of(config, settings.page_size, kv_dtype)
+        page = PageLayout.of(config, settings.page_size, kv_dtype)
         layout = StagingLayout()
-        attention = PagedAttention(
-            shape,
+        attention = open_attention(
+            shapes,
             windows,
             max_rows=settings.max_num_seqs,
             layout=layout,
@@ -142,11 +145,11 @@ def open_cuda_executor(
         sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
         sampler.warm_up(torch_dtype)
         times.end("sampler")
-        no_slabs = empty_slabs(page, windows) if settings.has_window_pages else None
+        no_slabs = empty_slabs(page.parts[0], windows) if settings.has_window_pages else None
         runner.open_pool(page, 0, no_slabs)
         step_bytes = runner.measure_largest() + runner.logits_bytes
         if delta_nets is not None:  # a row may begin and end within blocks
-            step_bytes += 2 * settings.max_num_seqs * block_bytes(delta_nets, torch_dtype)
+            step_bytes += 2 * settings.max_num_seqs * _block_bytes(delta_nets, torch_dtype)
         times.end("largest step")
         graph_bytes = _graph_bytes(runner, config.n_layers)
         times.end("memory of graphs")
@@ -155,7 +158,7 @@ def open_cuda_executor(
         n_pages = plan_pages(page, measure_memory(device, step_bytes + graph_bytes), settings)
         if group is not None:
             n_pages = group.minimum(n_pages)
-        slabs = open_slabs(page, windows, n_pages, settings)
+        slabs = open_slabs(page.parts[0], windows, n_pages, settings)
         runner.open_pool(page, n_pages, slabs)
         n_pages = runner.pool.n_pages
         logger.info("the KV pool holds %d tokens", n_pages * settings.page_size)
@@ -189,26 +192,55 @@ def with_attention_backend(checkpoint: Checkpoint, machine: Machine, settings: D
     """
     config = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
     config = config.shard(settings.tensor_parallel_size)
-    shape = _attention_shape(config, settings, choose_dtype(settings.dtype, checkpoint.config))
-    backend = _choose_backend(settings, machine, shape, config.windows_within(settings.max_model_len))
+    shapes = _attention_shapes(config, settings, choose_dtype(settings.dtype, checkpoint.config))
+    backend = _choose_backend(config, settings, machine, shapes[0], config.windows_within(settings.max_model_len))
     return msgspec.structs.replace(settings, attention_backend=backend)
 
 
-def _attention_shape(config: DecoderConfig, settings: DeviceSettings, dtype: torch.dtype) -> AttentionShape:
-    return AttentionShape(
-        config.n_heads,
-        config.n_kv_heads,
-        config.head_dim,
-        settings.page_size,
-        dtype,
-        config.attention_scale,
-        choose_kv_dtype(settings.kv_cache_dtype, dtype),
-    )
+def _block_bytes(config: DeltaNetConfig, dtype: torch.dtype) -> int:
+    """Returns the bytes of what one block of a prompt takes in a layer with states."""
+    if config.mamba2 is not None:
+        return mamba2_blocks.block_bytes(config)
+    return delta_net_blocks.block_bytes(config, dtype)
+
+
+def _attention_shapes(config: DecoderConfig, settings: DeviceSettings, dtype: torch.dtype) -> list[AttentionShape]:
+    """Returns the shape of each attention."""
+    return [
+        AttentionShape(
+            config.n_heads,
+            config.heads[layer].n_kv_heads,
+            config.heads[layer].head_dim,
+            settings.page_size,
+            dtype,
+            config.attention_scale,
+            choose_kv_dtype(settings.kv_cache_dtype, dtype),
+        )
+        for layer in config.attention_layers
+    ]
 
 
 def _choose_backend(
-    settings: DeviceSettings, machine: Machine, shape: AttentionShape, windows: Sequence[int | None]
+    config: DecoderConfig,
+    settings: DeviceSettings,
+    machine: Machine,
+    shape: AttentionShape,
+    windows: Sequence[int | None],
 ) -> Literal["flashinfer", "triton"]:
+    """Returns what computes prompts. Raises ``ConfigError``.
+
+    Args:
+        config: of the model.
+        settings: all of the device.
+        machine: with a usable GPU.
+        shape: of all layers, where FlashInfer may be chosen.
+        windows: of the layers.
+    """
+    check_attention_backend(settings.attention_backend, machine, config)
+    if reason := only_triton(config):
+        if settings.attention_backend == "auto":
+            logger.info("prompts run on a Triton kernel: %s", reason)
+        return "triton"
     return choose_attention_backend(
         settings.attention_backend,
         machine,

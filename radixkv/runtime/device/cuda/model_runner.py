@@ -27,7 +27,7 @@ from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates, SortedSaves
 from radixkv.runtime.device.memory.cuda.slab_pool import CudaSlabPool
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.slab_shape import SlabShape
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
 from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences
@@ -85,9 +85,7 @@ class ModelRunner:
         max_rows, has_graphs = settings.max_num_seqs, not settings.enforce_eager
         self.decode_sizes = decode_buckets(max_rows) if has_graphs else []
         """Numbers of rows to capture decode graphs for."""
-        # The kernels of gated delta nets are launched for each row, so a graph fits no other rows.
-        has_pieces = has_graphs and states is None
-        self.piecewise_sizes = token_buckets(settings.max_num_batched_tokens) if has_pieces else []
+        self.piecewise_sizes = token_buckets(settings.max_num_batched_tokens) if has_graphs else []
         """Numbers of tokens to capture piecewise graphs for."""
         self._row_fields = RowFields(max_rows, layout)
         self._window_fields = WindowFields(max_rows, layout) if settings.has_window_pages else None
@@ -122,7 +120,7 @@ class ModelRunner:
         """Bytes of one step's logits. Sampling may copy as much, where it takes only some of the rows."""
         return self._logits.nbytes
 
-    def open_pool(self, page: PageShape, n_pages: int, slabs: SlabShape | None = None) -> None:
+    def open_pool(self, page: PageLayout, n_pages: int, slabs: SlabShape | None = None) -> None:
         """Replaces the KV pool, and drops graphs and block tables.
 
         Args:
@@ -234,7 +232,7 @@ class ModelRunner:
         if self.states is None:
             return self._enqueue(step)
         saves = SortedSaves.of(step.plan)
-        self.states.load(step.plan.state_loads)
+        self.states.load(step.plan)
         self.states.save(saves.before)
         outputs = self._enqueue(step)
         self.states.save(saves.after)
@@ -323,13 +321,12 @@ class ModelRunner:
         """Enqueues the token inputs. Returns a callable that runs the layers, by piecewise graphs if one fits."""
         ids, max_n_tokens = to_device(step.ids, self._device), int(step.rows.n_tokens.max())
         bucket = self._piecewise.bucket(len(ids))
+        sequences = () if self.states is None else self._sequences(step, self.states)
         if bucket is None:
-            inputs = self._batch.prepare(step.n_rows, ids, max_n_tokens)
-            if self.states is not None:
-                inputs = replace(inputs, sequences=self._sequences(step, self.states))
+            inputs = replace(self._batch.prepare(step.n_rows, ids, max_n_tokens), sequences=sequences)
             return partial(self._decoder, inputs, self.pool)
         self._batch.prepare_static(step.n_rows, ids, max_n_tokens, bucket)
-        return partial(self._piecewise.run, bucket, len(ids), self.pool)
+        return partial(self._piecewise.run, bucket, len(ids), self.pool, sequences)
 
     def _sequences(self, step: PackedStep, states: CudaStates) -> DeviceSequences:
         """Returns the staged rows, for layers that have states."""

@@ -9,7 +9,7 @@ import torch
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name
 from radixkv.runtime.device.machine import check_model, choose_dtype
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.state_size import state_bytes
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.shards import Shard
@@ -45,9 +45,9 @@ class ModelSize:
         """The dtype as settings name it."""
         return kv_dtype_name(self.dtype)
 
-    def page(self, page_size: int, kv_cache_dtype: str) -> PageShape:
-        """Returns the shape of a page of ``page_size`` tokens for a value of ``--kv-cache-dtype``."""
-        return PageShape.of(self.config, page_size, choose_kv_dtype(kv_cache_dtype, self.dtype))
+    def page(self, page_size: int, kv_cache_dtype: str) -> PageLayout:
+        """Returns the layout of a page of ``page_size`` tokens for a value of ``--kv-cache-dtype``."""
+        return PageLayout.of(self.config, page_size, choose_kv_dtype(kv_cache_dtype, self.dtype))
 
 
 def model_size(

@@ -18,7 +18,7 @@ from radixkv.runtime.device.machine import (
     choose_dtype,
 )
 from radixkv.runtime.device.memory.cuda.pool_size import MemoryUse, plan_pages
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.state_size import all_states_bytes
 from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.device.weights.weights import open_weights
@@ -62,5 +62,5 @@ def check_for_cuda(checkpoint: Checkpoint, gpu: Gpu, settings: DeviceSettings) -
         states_bytes = all_states_bytes(config.delta_nets, torch_dtype, settings)
         check_states_fit(states_bytes, n_bytes, settings.max_num_seqs, gpu)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, torch_dtype)
-    page = PageShape.of(config, settings.page_size, kv_dtype)
+    page = PageLayout.of(config, settings.page_size, kv_dtype)
     plan_pages(page, MemoryUse(gpu.total_bytes, gpu.free_bytes - n_bytes - states_bytes), settings)

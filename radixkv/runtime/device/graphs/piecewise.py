@@ -1,7 +1,7 @@
-"""Piecewise CUDA graphs: everything between two attention calls is captured, attention is not.
+"""Piecewise CUDA graphs: everything between two mixers is captured, but neither attention nor scans of states.
 
-For an 8B model they reduce a small step with prompts from hundreds of launches to some eighty. Attention is
-launched eagerly because its plan differs from step to step. So a graph fits every step with the same number of
+For an 8B model they reduce a small step with prompts from hundreds of launches to some eighty. Mixers are launched
+eagerly because what they compute depends on the rows of a step. So a graph fits every step with the same number of
 tokens, whether these are of prompts, decode rows or both.
 """
 
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.graphs.decode import capture_graph, smallest_bucket
-from radixkv.runtime.device.model.decoder import Decoder, LayerCaches, OutputTokens
-from radixkv.runtime.device.ops.base import TokenInputs
+from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
+from radixkv.runtime.device.model.mixers import LayerCaches
+from radixkv.runtime.device.ops.base import Sequences, TokenInputs
 
 _MAX_TOKENS = 512
 """Largest bucket. Above it, an 8B model's step takes longer on the GPU than to launch, even on an H200."""
@@ -64,13 +65,13 @@ class PiecewiseGraphs:
         self._activations = self._decoder.empty_activations(max(sizes, default=0))
         for bucket in sorted(sizes, reverse=True):
             activations, bucket_inputs = self._activations.first(bucket), inputs(bucket)
-            pieces = [partial(self._decoder.run_before_first_attention, activations, bucket_inputs, pool)]
+            pieces = [partial(self._decoder.run_before_first_mixer, activations, bucket_inputs, pool)]
             pieces += [
-                partial(self._decoder.run_between_attentions, index, activations, bucket_inputs, pool)
-                for index in range(self._decoder.n_attentions - 1)
+                partial(self._decoder.run_between_mixers, index, activations, bucket_inputs, pool)
+                for index in range(self._decoder.n_mixers - 1)
             ]
             # The first call of libraries and compilers does work that cannot be captured.
-            for piece in [pieces[0], *(pieces[1 + index] for index in self._decoder.distinct_attentions)]:
+            for piece in [pieces[0], *(pieces[1 + index] for index in self._decoder.distinct_mixers)]:
                 piece()
             self._graphs[bucket] = [capture_graph(piece, self._stream, memory) for piece in pieces]
         n_graphs = sum(map(len, self._graphs.values()))
@@ -91,6 +92,7 @@ class PiecewiseGraphs:
         bucket: int,
         n_tokens: int,
         pool: LayerCaches,
+        sequences: Sequences,
         attention: LayerAttention,
         output_tokens: OutputTokens | None = None,
     ) -> Tensor:
@@ -102,6 +104,7 @@ class PiecewiseGraphs:
             bucket: a captured bucket.
             n_tokens: tokens of the step, at most ``bucket``.
             pool: the captured KV pool. It is not stored here, so that it can be freed before the next is allocated.
+            sequences: the rows of the step, for layers with states.
             attention: of the step.
             output_tokens: the tokens whose states are returned; None for all.
         """
@@ -109,6 +112,6 @@ class PiecewiseGraphs:
         first, *others = self._graphs[bucket]
         first.replay()
         for index, piece in enumerate(others):
-            attention.run(index, activations.q, *pool.layers[index], activations.attention_out)
+            self._decoder.mix(index, activations, pool, attention, sequences)
             piece.replay()
-        return self._decoder.run_from_last_attention(activations, pool, attention, output_tokens)
+        return self._decoder.run_from_last_mixer(activations, pool, attention, sequences, output_tokens)

@@ -37,11 +37,6 @@ class PageShape:
     dtype: torch.dtype = torch.float32
     """Type of K and V as stored."""
 
-    @classmethod
-    def of(cls, config: DecoderConfig, page_size: int, dtype: torch.dtype) -> PageShape:
-        """Returns the shape for a model whose layers all have the same heads."""
-        return cls(len(config.attention_layers), config.n_kv_heads, page_size, config.head_dim, dtype)
-
     @property
     def n_bytes(self) -> int:
         """Size of a page in bytes, K and V together."""

@@ -24,6 +24,8 @@ class StatePositions:
         Raises:
             InvariantError: a row would continue from states of another position.
         """
+        for source, batch_slot in plan.state_forks:
+            self._ends[batch_slot] = self._ends[source]
         for slot, batch_slot in plan.state_loads:
             self._ends[batch_slot] = self._ends[self._n_batch_slots + slot]
         for row in plan.rows:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, is_dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, is_dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
+from radixkv.runtime.device.model.activations import Activations
 from radixkv.runtime.device.model.layer_inputs import LayerInputs, rounded
+from radixkv.runtime.device.model.mixers import AttentionMixer, LayerCaches, Mixer, StateMixer
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import (
-    DeltaNet,
     ExpertsBeside,
     LayerInput,
-    LayerStates,
     Linear,
     Mlp,
     Norm,
     Operations,
-    RotateAndStore,
     Rows,
+    Sequences,
     TokenInputs,
     as_tensor,
 )
@@ -37,56 +34,6 @@ from radixkv.runtime.device.weights.layer_weights import (
     LinearWeights,
 )
 from radixkv.runtime.device.weights.weights import Weights
-
-
-class LayerCaches(Protocol):
-    """The KV pool, as the decoder uses it."""
-
-    @property
-    def layers(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """K and V that each layer with attention reads."""
-        ...
-
-    @property
-    def states(self) -> Sequence[LayerStates]:
-        """States of each gated delta net."""
-        ...
-
-
-@dataclass(frozen=True)
-class Activations:
-    """Activations of a step's tokens between kernels."""
-
-    residual: Tensor
-    """[tokens, hidden]: the residual stream."""
-    q: Tensor
-    """[tokens, heads, head_dim]: rotated queries of the next attention."""
-    attention_out: Tensor
-    """[tokens, heads, head_dim]: output of attention."""
-    gate: Tensor | None
-    """[tokens, heads * head_dim]: what the output is multiplied by, before a sigmoid; None: there is no gate."""
-    layer_inputs: Tensor | None = None
-    """[tokens, layers, size]: what each layer has beside the residual stream; None: there is nothing."""
-
-    def first(self, n_tokens: int) -> Activations:
-        """Returns views of the first ``n_tokens`` tokens."""
-        gate, inputs = (None if x is None else x[:n_tokens] for x in (self.gate, self.layer_inputs))
-        return Activations(self.residual[:n_tokens], self.q[:n_tokens], self.attention_out[:n_tokens], gate, inputs)
-
-    def of_tokens(self, indices: Tensor) -> Activations:
-        """Returns copies of the residual stream, queries, gates and layers' inputs of some tokens, [n] int32."""
-        residual, q = (x.index_select(0, indices) for x in (self.residual, self.q))
-        gate, inputs = (None if x is None else x.index_select(0, indices) for x in (self.gate, self.layer_inputs))
-        return Activations(residual, q, torch.zeros_like(q), gate, inputs)
-
-    def with_heads(self, head_dim: int) -> Activations:
-        """Returns views whose queries and outputs have heads of a size, at most that of these."""
-        n_tokens, n_heads, size = self.q.shape
-        if head_dim == size:
-            return self
-        shape = (n_tokens, n_heads, head_dim)
-        q, out = (x.flatten()[: math.prod(shape)].view(shape) for x in (self.q, self.attention_out))
-        return replace(self, q=q, attention_out=out)
 
 
 @dataclass(frozen=True)
@@ -103,10 +50,10 @@ class Decoder:
     """Token ids to hidden states to logits.
 
     Each addition to the residual stream is followed by the norm of the next half of a layer, so that a device may
-    fuse them. A step is ``run_before_first_attention``, then each attention but the last, each followed by
-    ``run_between_attentions``, then ``run_from_last_attention``. The first two contain no attention, so they can be
-    CUDA graphs for any step with the same number of tokens. Attentions are counted from 0: where layers are gated
-    delta nets, there are fewer than layers, and the delta nets belong to what runs between attentions.
+    fuse them. What mixes tokens, a mixer, is attention or the scan of a layer with states. A step is
+    ``run_before_first_mixer``, then ``mix`` for each mixer but the last, each followed by ``run_between_mixers``,
+    then ``run_from_last_mixer``. Before and between mixers nothing depends on the rows of a step, so that can be
+    CUDA graphs for any step with the same number of tokens.
 
     Args:
         weights: open, and of the dtype to compute in.
@@ -140,24 +87,27 @@ class Decoder:
         self._final_norm = operations.norm(weights.final_norm())
         head = self._embedding if config.tied_head else weights.head()
         self._head = operations.head(LinearWeights(head))
-        self._gated = operations.gated
+        self._capped = operations.capped
 
+        mixers = [(index, layer.mixer) for index, layer in enumerate(self._layers) if layer.mixer is not None]
+        self._mixers = [mixer for _, mixer in mixers]
+        self._mixer_layers = [index for index, _ in mixers]
         kinds = [
             tuple(layer.kind for layer in self._layers[first : last + 1])
-            for first, last in pairwise(self._attention_layers)
+            for first, last in pairwise(self._mixer_layers)
         ]
-        self.distinct_attentions = [index for index, kind in enumerate(kinds) if kinds.index(kind) == index]
-        """Attentions before the last which, with ``run_between_attentions``, launch all kernels that any do."""
+        self.distinct_mixers = [index for index, kind in enumerate(kinds) if kinds.index(kind) == index]
+        """Mixers before the last which, with ``run_between_mixers``, launch all kernels that any do."""
 
     @property
     def sinks(self) -> list[Tensor | None]:
         """[attentions]: sinks, [heads] each; None for those without."""
-        return [layer.mixer.sinks for layer in self._layers if isinstance(layer.mixer, _Attention)]
+        return [mixer.sinks for mixer in self._mixers if isinstance(mixer, AttentionMixer)]
 
-    @cached_property
-    def head_sizes(self) -> list[int]:
-        """[attentions]: size of each one's heads."""
-        return [self._config.heads[layer].head_dim for layer in self._attention_layers]
+    @property
+    def n_mixers(self) -> int:
+        """Number of mixers in a step."""
+        return len(self._mixers)
 
     @property
     def n_attentions(self) -> int:
@@ -172,7 +122,11 @@ class Decoder:
         inputs = None
         if config.layer_inputs is not None:
             inputs = empty(n_tokens, config.n_layers, config.layer_inputs.size)
-        return Activations(empty(n_tokens, config.hidden_size), empty(heads), empty(heads), gate, inputs)
+        projected = read = None
+        if (nets := config.delta_nets) is not None:
+            projected, read = empty(n_tokens, nets.n_inputs), empty(n_tokens, nets.n_values)
+        residual = empty(n_tokens, config.hidden_size)
+        return Activations(residual, empty(heads), empty(heads), gate, inputs, projected, read)
 
     def __call__(
         self,
@@ -189,33 +143,32 @@ class Decoder:
             attention: of the step.
             output_tokens: the tokens whose states are returned, [n, hidden]; None for all.
         """
-        return self._run(range(self.n_attentions - 1), inputs, pool, attention, output_tokens)
+        return self._run(range(self.n_mixers - 1), inputs, pool, attention, output_tokens)
 
     def run_distinct(self, inputs: TokenInputs, pool: LayerCaches, attention: LayerAttention) -> Tensor:
-        """Runs ``distinct_attentions`` and the last one, so that all kernels of a step are compiled and loaded.
+        """Runs ``distinct_mixers`` and the last one, so that all kernels of a step are compiled and loaded.
 
         Takes what ``__call__`` takes. The states that it returns, and K and V that it stores, have no meaning.
         """
-        return self._run(self.distinct_attentions, inputs, pool, attention, None)
+        return self._run(self.distinct_mixers, inputs, pool, attention, None)
 
     def _run(
         self,
-        attentions: Iterable[int],
+        mixers: Iterable[int],
         inputs: TokenInputs,
         pool: LayerCaches,
         attention: LayerAttention,
         output_tokens: OutputTokens | None,
     ) -> Tensor:
         activations = self.empty_activations(len(inputs.ids))
-        self.run_before_first_attention(activations, inputs, pool)
-        for index in attentions:
-            heads = activations.with_heads(self.head_sizes[index])
-            attention.run(index, heads.q, *pool.layers[index], heads.attention_out)
-            self.run_between_attentions(index, activations, inputs, pool)
-        return self.run_from_last_attention(activations, pool, attention, output_tokens, inputs)
+        self.run_before_first_mixer(activations, inputs, pool)
+        for index in mixers:
+            self.mix(index, activations, pool, attention, inputs.sequences)
+            self.run_between_mixers(index, activations, inputs, pool)
+        return self.run_from_last_mixer(activations, pool, attention, inputs.sequences, output_tokens)
 
-    def run_before_first_attention(self, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
-        """Runs everything before the first attention."""
+    def run_before_first_mixer(self, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
+        """Runs everything before the first mixer."""
         torch.index_select(self._embedding, 0, inputs.ids, out=activations.residual)
         if self._embedding_scale is not None:
             activations.residual.mul_(self._embedding_scale)
@@ -224,84 +177,84 @@ class Decoder:
         if self._layer_inputs is not None:
             assert activations.layer_inputs is not None, "empty_activations allocates them"
             self._layer_inputs(inputs.ids, activations.residual, activations.layer_inputs)
-        self._advance(0, self._layers[0].norm(activations.residual), activations, inputs, pool)
+        normed = self._run_mlps(0, self._layers[0].norm(activations.residual), activations)
+        self._mixers[0].prepare(normed, activations, inputs, pool)
 
-    def run_between_attentions(
+    def mix(
+        self,
+        index: int,
+        activations: Activations,
+        pool: LayerCaches,
+        attention: LayerAttention,
+        sequences: Sequences,
+    ) -> None:
+        """Runs mixer ``index``, which reads and writes ``activations``.
+
+        Args:
+            index: of the mixer.
+            activations: of the step's tokens.
+            pool: KV pool and states.
+            attention: of the step.
+            sequences: the rows of the step, for layers with states.
+        """
+        self._mixers[index].run(activations, pool, attention, sequences)
+
+    def run_between_mixers(
         self, index: int, activations: Activations, inputs: TokenInputs, pool: LayerCaches
     ) -> None:
-        """Runs everything between attention ``index`` and the next one."""
-        layer = self._attention_layers[index]
-        self._advance(layer + 1, self._after_attention(layer, activations), activations, inputs, pool)
+        """Runs everything between mixer ``index`` and the next one."""
+        normed = self._run_after_mixer(index, activations)
+        self._mixers[index + 1].prepare(normed, activations, inputs, pool)
 
-    def run_from_last_attention(
+    def run_from_last_mixer(
         self,
         activations: Activations,
         pool: LayerCaches,
         attention: LayerAttention,
+        sequences: Sequences,
         output_tokens: OutputTokens | None = None,
-        inputs: TokenInputs | None = None,
     ) -> Tensor:
-        """Runs the last attention and everything after it. Returns what ``__call__`` does.
+        """Runs the last mixer and everything after it. Takes what ``mix`` does, and returns what ``__call__`` does.
 
-        Takes what ``__call__`` takes; ``inputs`` only where layers follow the one with the last attention.
+        Nothing reads what comes after the last mixer of tokens that are no output. Attention is left out for them,
+        too, while states go through all tokens.
         """
-        index = self.n_attentions - 1
-        activations = activations.with_heads(self.head_sizes[index])
-        if output_tokens is not None:
-            # Nothing reads this layer's states of other tokens.
-            activations = activations.of_tokens(output_tokens.indices)
+        index, last = self.n_mixers - 1, self._mixers[-1]
+        is_attention = isinstance(last, AttentionMixer)
+        if output_tokens is not None and isinstance(last, AttentionMixer):
+            activations = activations.with_heads(last.head_dim).of_tokens(output_tokens.indices)
             attention = output_tokens.attention()
-        attention.run(index, activations.q, *pool.layers[index], activations.attention_out)
-        last = self._attention_layers[index]
-        normed = self._after_attention(last, activations)
-        if last + 1 < len(self._layers):
-            assert inputs is not None, "layers follow the one with the last attention"
-            assert output_tokens is None, "layers with states read all tokens"
-            normed = self._advance(last + 1, normed, activations, inputs, pool)
-        return as_tensor(normed)
+        self.mix(index, activations, pool, attention, sequences)
+        if output_tokens is not None and not is_attention:
+            activations = activations.of_tokens(output_tokens.indices)
+        return as_tensor(self._run_after_mixer(index, activations))
 
-    def _advance(
-        self, index: int, normed: Rows, activations: Activations, inputs: TokenInputs, pool: LayerCaches
-    ) -> Rows:
-        """Runs layers without attention from layer ``index`` on, and stores what the next attention reads.
+    def _run_after_mixer(self, index: int, activations: Activations) -> Rows:
+        """Runs what follows mixer ``index`` up to the next one, or to the end. Returns what ``_run_mlps`` does."""
+        layer = self._mixer_layers[index]
+        normed = self._finish_layer(layer, self._mixers[index].output(activations), activations)
+        return self._run_mlps(layer + 1, normed, activations)
 
-        That is K and V in the pool, and rotated queries and gates in ``activations``. Returns the residual stream
-        after the norm of the layer with attention, or after the final one if there is none.
+    def _run_mlps(self, index: int, normed: Rows, activations: Activations) -> Rows:
+        """Runs the layers that are MLPs alone, from layer ``index`` up to the next one with a mixer.
 
-        Args:
-            index: of the layer.
-            normed: [tokens, hidden]: the residual stream after the layer's norm.
-            activations: changed.
-            inputs: the tokens.
-            pool: KV pool and states.
+        Takes and returns the residual stream after the norm of the next layer, or after the final one,
+        [tokens, hidden].
         """
         for layer in self._layers[index:]:
-            match layer.mixer:
-                case _Attention() as attention:
-                    attention.store(normed, activations, inputs, pool)
-                    return normed
-                case _DeltaNetLayer() as mixer:
-                    mixed = mixer.delta_net(normed, inputs.sequences, pool.states[mixer.index])
-                    normed = self._after_mixer(index, mixed, activations)
-                case None:
-                    assert layer.mlp is not None, "a layer has at least one half"
-                    normed = layer.mlp.add_and_norm(normed, activations.residual, self._norm_after(index))
+            if layer.mixer is not None:
+                break
+            assert layer.mlp is not None, "a layer has at least one half"
+            normed = layer.mlp.add_and_norm(normed, activations.residual, self._norm_after(index))
             index += 1
         return normed
 
-    def _after_attention(self, index: int, activations: Activations) -> Rows:
-        """Runs the rest of layer ``index`` after its attention. Returns the residual stream after the next norm."""
-        attended = activations.with_heads(self._config.heads[index].head_dim).attention_out.flatten(1)
-        if activations.gate is not None:
-            attended = self._gated(attended, activations.gate)
-        return self._after_mixer(index, attended, activations)
-
-    def _after_mixer(self, index: int, mixed: Tensor, activations: Activations) -> Rows:
-        """Runs the rest of a layer after what mixes tokens. Returns the residual stream after the next norm.
+    def _finish_layer(self, index: int, mixed: Tensor, activations: Activations) -> Rows:
+        """Runs the rest of a layer after its mixer. Returns the residual stream after the next norm.
 
         Args:
             index: of the layer.
-            mixed: [tokens, size], output of attention or of the delta net.
+            mixed: [tokens, size], output of the mixer.
             activations: of which the residual stream is changed.
         """
         layer, residual = self._layers[index], activations.residual
@@ -343,54 +296,14 @@ class Decoder:
         Where ranks divide the vocabulary, all must do this, and rank 0 alone gets logits.
         """
         logits = self._head(hidden, out)
-        return logits if self._config.logit_cap is None else _capped(logits, self._config.logit_cap)
-
-
-def _capped(logits: Tensor, cap: float) -> Tensor:
-    """Overwrites logits by ``cap * tanh(logits / cap)`` and returns them. An element's place changes no bit."""
-    full = logits.float()
-    decay = full.abs().mul_(-2.0 / cap).exp_()
-    limited = (1.0 - decay).div_(decay.add_(1.0)).mul_(cap)
-    return logits.copy_(limited.copysign_(full))
-
-
-@dataclass(frozen=True)
-class _Attention:
-    """What comes before a layer's attention."""
-
-    index: int
-    """Of the attention."""
-    head_dim: int
-    query_key_value: Linear
-    rotate_and_store: RotateAndStore
-    output_gate: Linear | None
-    sinks: Tensor | None
-    has_window: bool
-
-    def store(self, normed: Rows, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
-        """Stores K and V in the pool, and rotated queries and gates in ``activations``."""
-        if self.has_window and inputs.in_windows is not None:
-            inputs = inputs.in_windows
-        q = activations.with_heads(self.head_dim).q
-        self.rotate_and_store(self.query_key_value(normed), inputs, *pool.layers[self.index], q)
-        if self.output_gate is not None:
-            self.output_gate(normed, activations.gate)
-
-
-@dataclass(frozen=True)
-class _DeltaNetLayer:
-    """A gated delta net among a layer's parts."""
-
-    index: int
-    """Of the delta net, counted from 0."""
-    delta_net: DeltaNet
+        return logits if self._config.logit_cap is None else self._capped(logits, self._config.logit_cap)
 
 
 @dataclass(frozen=True)
 class _Layer:
     norm: Norm
     """Of the layer's input."""
-    mixer: _Attention | _DeltaNetLayer | None
+    mixer: Mixer | None
     """What mixes tokens; None: the layer is an MLP."""
     output: Linear | None
     mlp_norm: Norm | None
@@ -417,17 +330,17 @@ class _Layer:
         after = weights.after_attention_norm, weights.after_mlp_norm
         heads, beside = config.heads[index], weights.experts_beside
         mlp, parts = _mlp(config, index, weights, operations), weights.mixer
-        mixer: _Attention | _DeltaNetLayer | None = None
+        mixer: Mixer | None = None
         reader: Linear | None = None
         if isinstance(parts, DeltaNetWeights):
             assert config.delta_nets is not None, "other models have none"
-            mixer = _DeltaNetLayer(
+            mixer = StateMixer(
                 sorted(config.delta_nets.layers).index(index), operations.delta_net(parts, config.delta_nets)
             )
         elif parts is not None:
             linear = operations.linear(parts.query_key_value)
             reader = linear if parts.output_gate is None else None
-            mixer = _Attention(
+            mixer = AttentionMixer(
                 index=config.attention_layers.index(index),
                 head_dim=heads.head_dim,
                 query_key_value=linear,
@@ -437,6 +350,7 @@ class _Layer:
                 output_gate=None if parts.output_gate is None else operations.linear(parts.output_gate),
                 sinks=parts.sinks,
                 has_window=config.windows[index] is not None,
+                gated=operations.gated,
             )
         return cls(
             norm=operations.norm(weights.attention_norm, reader),

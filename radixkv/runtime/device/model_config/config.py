@@ -70,6 +70,22 @@ class DeltaNetConfig:
         """Values that the convolution mixes over tokens: queries, keys and values."""
         return 2 * self.n_key_heads * self.key_dim + self.n_value_heads * self.value_dim
 
+    @property
+    def n_values(self) -> int:
+        """Values of a token."""
+        return self.n_value_heads * self.value_dim
+
+    @property
+    def n_inputs(self) -> int:
+        """Values of a token that a layer's first projections give: the channels, the output's gate, and of each
+        head the decay, and for delta nets the strength of the update."""
+        return self.n_channels + self.n_values + (2 if self.mamba2 is None else 1) * self.n_value_heads
+
+    def shard(self, n_ranks: int) -> DeltaNetConfig:
+        """Returns what each of several ranks computes: some of the key heads, with their value heads and states."""
+        n_key_heads, n_value_heads = self.n_key_heads // n_ranks, self.n_value_heads // n_ranks
+        return replace(self, n_key_heads=n_key_heads, n_value_heads=n_value_heads)
+
 
 @dataclass(frozen=True)
 class LayerInputsConfig:
@@ -215,10 +231,11 @@ class DecoderConfig:
         Raises:
             ConfigError: ``n_ranks`` does not divide them.
         """
-        if self.delta_nets is not None:
+        nets = self.delta_nets
+        if nets is not None and nets.mamba2 is not None:
             raise ConfigError(
-                f"tensor_parallel_size {n_ranks}: the {self.delta_nets.title} of {self.architecture} are not "
-                "divided among ranks; set it to 1"
+                f"tensor_parallel_size {n_ranks}: the {nets.title} of {self.architecture} are not divided among "
+                "ranks in this release; set it to 1"
             )
         if self.halves is not None:
             raise ConfigError(
@@ -232,6 +249,8 @@ class DecoderConfig:
             )
         experts, n_kv_heads = self.experts, max(1, self.n_kv_heads // n_ranks)
         divided = {"num_attention_heads": self.n_heads}
+        if nets is not None:
+            divided["linear_num_key_heads"] = nets.n_key_heads
         if any(self.experts_of(layer) is None for layer in range(self.n_layers)):
             divided["intermediate_size"] = self.intermediate_size
         if experts is not None:
@@ -252,11 +271,12 @@ class DecoderConfig:
             heads=tuple(replace(heads, n_kv_heads=n_kv_heads) for heads in self.heads),
             intermediate_size=self.intermediate_size // n_ranks,
             experts=None if experts is None else experts.shard(n_ranks),
+            delta_nets=None if nets is None else nets.shard(n_ranks),
         )
 
     def n_page_parts(self, n_ranks: int) -> int:
         """Returns how many different parts of a page so many ranks have; more ranks have the same ones."""
-        return min(n_ranks, self.n_kv_heads)
+        return 1 if n_ranks == 1 else min(n_ranks, self.n_kv_heads)
 
     @property
     def names(self) -> WeightNames:
@@ -269,6 +289,12 @@ class DecoderConfig:
         return len(set(self.heads)) == 1 and self.heads[0].source is None and self.heads[0].has_values
 
     @property
+    def head_shapes(self) -> tuple[tuple[int, int], ...]:
+        """KV heads and head size of the layers with attention, each shape once, in the order of the layers."""
+        heads = (self.heads[layer] for layer in self.attention_layers)
+        return tuple(dict.fromkeys((one.n_kv_heads, one.head_dim) for one in heads))
+
+    @property
     def n_kv_heads(self) -> int:
         """KV heads of each layer, where all have the same."""
         (n_kv_heads,) = {heads.n_kv_heads for heads in self.heads}
@@ -279,12 +305,6 @@ class DecoderConfig:
         """Size of each head, where all layers have the same."""
         (head_dim,) = {heads.head_dim for heads in self.heads}
         return head_dim
-
-    @property
-    def rotary_dim(self) -> int:
-        """Leading dimensions of each head that are rotated, where all layers have the same."""
-        (rotary_dim,) = {heads.rotary_dim for heads in self.heads}
-        return rotary_dim
 
     @property
     def stored_layers(self) -> tuple[int, ...]:

@@ -231,16 +231,28 @@ class RotateAndStore(Protocol):
 
 
 class DeltaNet(Protocol):
-    """A gated delta net or a layer of Mamba2, up to the projection of its output."""
+    """A gated delta net or a layer of Mamba2, up to the projection of its output.
 
-    def __call__(self, normed: Rows, sequences: Sequences, states: LayerStates) -> Tensor:
-        """Maps [tokens, hidden] to [tokens, value heads * value_dim].
+    It has three parts. Only the middle one depends on which tokens belong together, so graphs can have the others.
+    """
+
+    def project(self, normed: Rows, out: Tensor) -> None:
+        """Computes the layer's inputs, [tokens, ``DeltaNetConfig.n_inputs``], of [tokens, hidden]."""
+        ...
+
+    def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
+        """Computes what each token reads of its sequence's state.
 
         Args:
-            normed: of all tokens.
+            projected: what ``project`` has computed.
             sequences: which tokens belong together. A row that starts at position 0 starts with empty states.
             states: changed to those after the rows' last tokens.
+            out: [tokens, value heads * value_dim]; tokens of the rows are written.
         """
+        ...
+
+    def finish(self, projected: Tensor, read: Tensor) -> Tensor:
+        """Returns what the tokens have read, gated and normed. ``read``, which ``scan`` has written, may change."""
         ...
 
 
@@ -304,6 +316,10 @@ class Operations(Protocol):
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         """Returns ``x * sigmoid(gate)``, of attention's output and its gate: [tokens, size]. Both may change."""
+        ...
+
+    def capped(self, logits: Tensor, cap: float) -> Tensor:
+        """Overwrites logits, [rows, vocab], by ``cap * tanh(logits / cap)``, and returns them."""
         ...
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:

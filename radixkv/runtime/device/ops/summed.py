@@ -43,7 +43,8 @@ class SummedOperations:
     """``Operations`` of a rank: those of its device, with sums after attention's output projection and after MLPs.
 
     A rank has some of the heads, and some of the values inside each MLP (Megatron-LM, arXiv 1909.08053). So these
-    two products give a part of each output; all others are whole, or of the rank alone.
+    two products give a part of each output; all others are whole, or of the rank alone. The output projection of a
+    gated delta net is one like attention's.
 
     Args:
         operations: of the device.
@@ -61,6 +62,7 @@ class SummedOperations:
         self._summed = summed
         self.linear = operations.linear
         self.gated = operations.gated
+        self.capped = operations.capped
         self.head = head
 
     def output(self, weights: LinearWeights) -> Linear:
@@ -76,8 +78,8 @@ class SummedOperations:
         return self._summed(self._operations.mlp(weights), 1)
 
     def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
-        """See ``Operations.delta_net``."""
-        raise AssertionError("a model with delta nets is not divided")
+        """See ``Operations.delta_net``. Its heads are the rank's; ``output`` sums what they give."""
+        return self._operations.delta_net(weights, config)
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:
         """See ``Operations.experts``."""

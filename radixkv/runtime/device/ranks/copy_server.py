@@ -36,7 +36,7 @@ def serve_copies(executor: Executor, frames: Frames, memory: int) -> None:
         if first is None:
             return
         opened: RankMemory = decode(first, RankMemory)
-        part = SlotPart(memory, opened.index, opened.n_parts, opened.stores)
+        part = SlotPart(memory, opened.index, opened.n_parts, opened.stores, opened.rank, opened.n_ranks)
         try:
             copier = executor.open_copier(opened.n_bytes, part)
         except (RadixKVError, OSError, RuntimeError) as error:
@@ -65,5 +65,6 @@ def _copy(copier: PageCopier, frames: Frames) -> None:
             if frame is None:
                 return
             copy: RankCopy = decode(frame, RankCopy)
-            slots, pages = copy.slots, copy.pages
-            tickets[copier.load(slots, pages) if copy.is_load else copier.store(pages, slots)] = copy.ticket
+            slots, pages, states = copy.slots, copy.pages, copy.states
+            load, store = copier.load, copier.store
+            tickets[load(slots, pages, states) if copy.is_load else store(pages, slots, states)] = copy.ticket

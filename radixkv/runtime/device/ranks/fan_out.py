@@ -65,7 +65,7 @@ class FanOut:
         n_ranks, n_parts = self._ranks.size, self._n_page_parts
         parts = [rank * n_parts // n_ranks for rank in range(n_ranks)]
         copier = self._executor.open_copier(
-            host_memory_bytes, SlotPart(self._ranks.memory, parts[0], n_parts, stores=True)
+            host_memory_bytes, SlotPart(self._ranks.memory, parts[0], n_parts, stores=True, rank=0, n_ranks=n_ranks)
         )
         ranks = self._ranks
         return FanOutCopier.open(

@@ -30,7 +30,7 @@ _CHECK_INTERVAL_S = 1.0
 
 
 class FanOutCopier:
-    """A ``HostMemoryCopier`` of slots in memory that ranks share, of which each copies its part of a page.
+    """A ``HostMemoryCopier`` of slots in memory that ranks share, of which each copies its part of a page or state.
 
     A copy has finished when all ranks have, and has failed if one has; a slot is usable when it is for all. A rank
     that has ended, or that takes half an hour longer than rank 0 for a copy, is lost with the device: all copies
@@ -96,7 +96,8 @@ class FanOutCopier:
         opened = cls(copier, ranks, on_loss)
         try:
             for rank, (frames, part) in enumerate(zip(ranks, parts[1:], strict=True), 1):
-                frames.send(encode(RankMemory(n_bytes, part, parts[-1] + 1, stores=part not in parts[:rank])))
+                stores = part not in parts[:rank]
+                frames.send(encode(RankMemory(n_bytes, part, parts[-1] + 1, stores, rank, len(parts))))
             for rank, frames in enumerate(ranks, 1):
                 if not wait_readable([frames.fileno()], timeout_s):
                     raise OSError(f"rank {rank} does not answer for {timeout_s:g} s")
@@ -128,14 +129,12 @@ class FanOutCopier:
         return self._copier.state_buffers(slot)
 
     def load(self, slots: Sequence[int], pages: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
-        """See ``PageCopier.load``. Models with states run without ranks."""
-        assert not states, "ranks have no states"
-        return self._start(self._copier.load(slots, pages), slots, pages, is_load=True)
+        """See ``PageCopier.load``."""
+        return self._start(self._copier.load(slots, pages, states), slots, pages, states, is_load=True)
 
     def store(self, pages: Sequence[int], slots: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
-        """See ``PageCopier.store``. Models with states run without ranks."""
-        assert not states, "ranks have no states"
-        return self._start(self._copier.store(pages, slots), slots, pages, is_load=False)
+        """See ``PageCopier.store``."""
+        return self._start(self._copier.store(pages, slots, states), slots, pages, states, is_load=False)
 
     def take_finished(self) -> list[FinishedCopy]:
         """See ``PageCopier.take_finished``."""
@@ -154,10 +153,18 @@ class FanOutCopier:
         self._copier.close()
         self._finished.close()
 
-    def _start(self, ticket: int, slots: Sequence[int], pages: Sequence[int], *, is_load: bool) -> int:
+    def _start(
+        self,
+        ticket: int,
+        slots: Sequence[int],
+        pages: Sequence[int],
+        states: Sequence[tuple[int, int]],
+        *,
+        is_load: bool,
+    ) -> int:
+        self._copies[ticket] = _Copy({_OWN, *self._ranks}, error=self._loss)  # rank 0's may have finished by now
         self._receive()  # a rank whose answers are not read would read no more copies at some time
-        self._copies[ticket] = _Copy({_OWN, *self._ranks}, error=self._loss)
-        frame = encode(RankCopy(ticket, is_load, list(slots), list(pages)))
+        frame = encode(RankCopy(ticket, is_load, list(slots), list(pages), list(states)))
         for rank, frames in list(self._ranks.items()):
             try:
                 frames.send(frame)

@@ -55,16 +55,19 @@ class RankMemory(msgspec.Struct, frozen=True, tag=True):
     """This and what follows are those of the rank's ``SlotPart``."""
     n_parts: int
     stores: bool
+    rank: int
+    n_ranks: int
 
 
 class RankCopy(msgspec.Struct, frozen=True, tag=True):
-    """A copy between pages and slots, which all ranks do."""
+    """A copy between pages and slots, and of states, which all ranks do."""
 
     ticket: int
     """Rank 0's."""
     is_load: bool
     slots: list[int]
     pages: list[int]
+    states: list[tuple[int, int]] = []
 
 
 class RankSlots(msgspec.Struct, frozen=True, tag=True):

@@ -35,6 +35,8 @@ _MAX_CLOSE_S = 5.0
 """How long ranks have to end by themselves."""
 _MAX_REAP_S = 1.0
 """How long the end of a process is waited for where its socket has ended."""
+_MAX_SOCKET_END_S = 0.2
+"""How long the end of a socket is waited for where another connection of the rank may have ended."""
 _MAX_SEND_S = 10.0
 """How long a rank may take to receive a frame."""
 _MAX_LATE_S = 600.0
@@ -266,15 +268,16 @@ class RankProcesses:
                 self._give_up = None
 
     def _end_of_one(self) -> str | None:
-        """Returns which rank has ended, and how; None: none has. Takes up to ``_MAX_REAP_S``.
+        """Returns which rank has ended, and how; None: none has. Takes up to ``_MAX_REAP_S`` if a socket has ended.
 
         Where one is killed, others end with an exit code, because they cannot go on. One that has refused
         to compute ends with 0.
         """
-        deadline = time.monotonic() + _MAX_REAP_S
+        begun = time.monotonic()
         while True:
             codes = {rank: code for rank, one in enumerate(self._processes, 1) if (code := one.poll())}
-            if codes or time.monotonic() > deadline:
+            limit_s = _MAX_REAP_S if self._has_ended_socket() else _MAX_SOCKET_END_S
+            if codes or time.monotonic() - begun > limit_s:
                 break
             time.sleep(0.01)
         if not codes:
@@ -283,6 +286,14 @@ class RankProcesses:
         code = codes[rank]
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"rank {rank} of the model {how}"
+
+    def _has_ended_socket(self) -> bool:
+        """Returns whether a rank has closed its socket, as at its end."""
+        poll = select.poll()
+        with contextlib.suppress(OSError):  # ``close`` has closed it here
+            for frames in self._frames:
+                poll.register(frames.fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def _ready(self, ranks: Iterable[int], timeout_s: float) -> list[int]:
         """Waits until one of these ranks has answered or ended; returns all that have, none after a time-out."""

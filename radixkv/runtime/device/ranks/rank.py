@@ -70,8 +70,8 @@ def main() -> None:
         try:
             _execute(executor, frames)
             serving.join()  # processes that ended beside this thread were often aborted
-        except (DeviceError, DeviceLost) as error:
-            logger.error("%s", error)
+        except Exception as error:  # also one of host memory that has run out
+            logger.error("%s", error, exc_info=not isinstance(error, DeviceError | DeviceLost))
             logging.shutdown()
             os._exit(1)  # at its end Python could wait for kernels, which wait for other ranks
 

@@ -168,6 +168,24 @@ def _delta_net_shapes(config: DeltaNetConfig, prefix: str, hidden: int) -> Tenso
     return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
+def row_sections(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the tensors whose rows are several sections, of each of which a rank has a part: the rows of each.
+
+    They are the queries, keys and values of gated delta nets, before and in their convolution. In fused inputs each
+    key head has its rows side by side.
+    """
+    nets = config.delta_nets
+    sections: dict[str, tuple[int, ...]] = {}
+    if nets is None:
+        return sections
+    n_keys, n_values = nets.n_key_heads * nets.key_dim, nets.n_value_heads * nets.value_dim
+    for layer in nets.layers:
+        prefix = config.names.delta_net.format(layer=layer)
+        for name in ("conv1d",) if nets.is_fused else ("conv1d", "in_proj_qkv"):
+            sections[f"{prefix}{name}.weight"] = (n_keys, n_keys, n_values)
+    return sections
+
+
 @dataclass(frozen=True)
 class ExpertStack:
     """A tensor of all experts, in place of which a checkpoint may have one tensor of each expert."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, Self
 
 import torch
@@ -13,7 +14,7 @@ from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme, can_cut
 from radixkv.runtime.device.weights.safetensors import TensorViews
-from radixkv.runtime.device.weights.shapes import tensor_shapes
+from radixkv.runtime.device.weights.shapes import row_sections, tensor_shapes
 
 _TOKENS = 64
 """Parts of the output head have multiples of so many tokens, for which products have the fastest kernels."""
@@ -25,19 +26,27 @@ class Shard(NamedTuple):
     rank: int
     n_ranks: int
 
-    def cut(self, shape: tuple[int, ...], part: tuple[int, ...]) -> Cut | None:
+    def cut(self, shape: tuple[int, ...], part: tuple[int, ...], sections: Sequence[int] = (1,)) -> Cut | None:
         """Returns where the rank's part of a tensor is; None: it has all of it.
 
         A tensor is cut in the dimension in which the shape of a part differs. Where there are fewer parts than
         ranks, as of KV heads, several ranks have the same part.
+
+        Args:
+            shape: of the tensor.
+            part: shape of the part.
+            sections: shares of that dimension, of each of which the rank has a part.
         """
         if shape == part:
             return None
         (dimension,) = (d for d, size in enumerate(part) if size != shape[d])
-        size = part[dimension]
-        n_parts = shape[dimension] // size
-        assert n_parts * size == shape[dimension], "parts are equal"
-        return Cut(dimension, self.rank * n_parts // self.n_ranks * size, size, n_parts)
+        n_parts = shape[dimension] // part[dimension]
+        assert n_parts * part[dimension] == shape[dimension], "parts are equal"
+        sizes = [shape[dimension] * section // sum(sections) for section in sections]
+        assert not any(size % n_parts for size in sizes), "parts of sections are equal"
+        index = self.rank * n_parts // self.n_ranks
+        spans = [(first + index * (size // n_parts), size // n_parts) for first, size in _with_firsts(sizes)]
+        return Cut(dimension, tuple(spans), n_parts)
 
     def head(self, vocab_size: int) -> Cut:
         """Returns which tokens the rank computes logits of, where ranks divide the output head.
@@ -45,21 +54,32 @@ class Shard(NamedTuple):
         At the end of the vocabulary ranks have some of the same tokens.
         """
         size = min(vocab_size, -(-vocab_size // (self.n_ranks * _TOKENS)) * _TOKENS)
-        return Cut(0, min(self.rank * size, vocab_size - size), size, self.n_ranks)
+        return Cut(0, ((min(self.rank * size, vocab_size - size), size),), self.n_ranks)
+
+
+def _with_firsts(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns sizes, each with the sum of those before it."""
+    return list(zip(accumulate(sizes, initial=0), sizes, strict=False))
 
 
 class Cut(NamedTuple):
     """A part of a tensor."""
 
     dimension: int
-    first: int
-    size: int
+    spans: tuple[tuple[int, int], ...]
+    """First index and size of each run of indices, one in each section of the tensor."""
     n_parts: int
     """Parts that make up the tensor."""
 
+    @property
+    def size(self) -> int:
+        """Indices of the part."""
+        return sum(size for _, size in self.spans)
+
     def of(self, tensor: Tensor) -> Tensor:
-        """Returns a view of the part. It may have gaps between its rows."""
-        return tensor.narrow(self.dimension, self.first, self.size)
+        """Returns the part: a view, which may have gaps between its rows, or a copy if there are several spans."""
+        parts = [tensor.narrow(self.dimension, *span) for span in self.spans]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dimension)
 
 
 @dataclass(frozen=True)
@@ -94,23 +114,26 @@ class Cuts:
                 one that is not tied.
         """
         head = f"{config.names.head}.weight"
-        parts = tensor_shapes(config.shard(shard.n_ranks))
+        parts, sections = tensor_shapes(config.shard(shard.n_ranks)), row_sections(config)
         stored: dict[str, Cut] = {}
         dequantized: dict[str, Cut] = {}
         for name, shape in tensor_shapes(config).items():
-            part = parts[name]
-            cut = shard.head(shape[0]) if divides_head and name == head else shard.cut(shape, part)
+            part, rows = parts[name], sections.get(name, (shape[0],))
+            cut = shard.head(shape[0]) if divides_head and name == head else shard.cut(shape, part, rows)
             if cut is None:
                 continue
             is_quantized = scheme is not None and (len(shape) > 1 if quantized is None else name in quantized)
             # The parts of a head may overlap.
-            is_whole = is_quantized and scheme is not None and (name == head or not can_cut(scheme, shape, part))
+            is_whole = False
+            if is_quantized and scheme is not None:
+                of_sections = [((n, *shape[1:]), (n * part[0] // shape[0], *part[1:])) for n in rows]
+                is_whole = name == head or not all(can_cut(scheme, *one) for one in of_sections)
             if is_whole:
                 dequantized[name] = cut
             if not is_quantized or quantized is None:
                 stored[name] = cut
             elif not is_whole:
-                found = {one: shard.cut(*shapes) for one, shapes in quantized.cut(name, part).items()}
+                found = {one: shard.cut(*shapes, rows) for one, shapes in quantized.cut(name, part).items()}
                 stored |= {one: cut for one, cut in found.items() if cut is not None}
         names = config.names
         of_rank_0 = {

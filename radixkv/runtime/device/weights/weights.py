@@ -122,6 +122,7 @@ class Weights:
         nets = config.delta_nets
         if nets is not None and (nets.is_fused or self.quantized is None or isinstance(self.kept, Int4Groups)):
             suffixes += tuple(f".in_proj_{part}.weight" for part in ("qkvz", "ba", "qkv", "z", "b", "a"))
+            suffixes += (".in_proj.weight",)
         return suffixes
 
     @property
@@ -395,7 +396,8 @@ class Weights:
         reader = self._reader
         router, correction = reader.linear(names.router.format(layer=layer)), None
         if experts.sigmoid is not None:
-            weight, correction = torch.empty(n_experts, hidden), torch.empty(n_experts)
+            weight = torch.empty(n_experts, hidden, device=self.device)
+            correction = torch.empty(n_experts, device=self.device)
             reader.fill(f"{names.router.format(layer=layer)}.weight", weight)
             reader.fill(names.router_correction.format(layer=layer), correction)
             router = LinearWeights(weight)

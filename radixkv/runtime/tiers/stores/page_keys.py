@@ -13,7 +13,7 @@ DIGEST_BYTES = 32
 KEY_BYTES = 2 * DIGEST_BYTES
 """Bytes of a key: its own digest, and the digest of the key that it continues."""
 
-_KEY_VERSION = 1
+_KEY_VERSION = 2
 _RUN_PAGES = 32
 """Pages whose keys are remembered together."""
 _MAX_REMEMBERED_BYTES = 16 << 20

@@ -10,7 +10,7 @@ import torch
 
 from radixkv.runtime.device.graphs import piecewise
 from radixkv.runtime.device.graphs.piecewise import PiecewiseGraphs
-from radixkv.runtime.device.model.decoder import Activations
+from radixkv.runtime.device.model.activations import Activations
 
 N_LAYERS = 4
 
@@ -18,8 +18,8 @@ N_LAYERS = 4
 class RecordingDecoder:
     """Notes which pieces run, and with how many tokens."""
 
-    n_attentions = N_LAYERS
-    distinct_attentions = (0, 2)
+    n_mixers = N_LAYERS
+    distinct_mixers = (0, 2)
 
     def __init__(self) -> None:
         self.ran: list[tuple[int, int]] = []
@@ -27,10 +27,10 @@ class RecordingDecoder:
     def empty_activations(self, n_tokens: int) -> Activations:
         return Activations(*(torch.empty(n_tokens, 1) for _ in range(3)), None)
 
-    def run_before_first_attention(self, activations: Activations, inputs: object, pool: object) -> None:
+    def run_before_first_mixer(self, activations: Activations, inputs: object, pool: object) -> None:
         self.ran.append((-1, len(activations.residual)))
 
-    def run_between_attentions(self, index: int, activations: Activations, inputs: object, pool: object) -> None:
+    def run_between_mixers(self, index: int, activations: Activations, inputs: object, pool: object) -> None:
         self.ran.append((index, len(activations.residual)))
 
 
@@ -42,7 +42,7 @@ def test_a_piece_of_each_kind_runs_before_any_is_captured(monkeypatch: pytest.Mo
         before = list(decoder.ran)
         body()
         (piece,) = decoder.ran[len(before) :]
-        assert {(layer, piece[1]) for layer in (-1, *decoder.distinct_attentions)} <= set(before)
+        assert {(layer, piece[1]) for layer in (-1, *decoder.distinct_mixers)} <= set(before)
         captured.append(piece)
         return object()
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv import LLM, SamplingParams
 from radixkv.checkpoints import Checkpoint, resolve
-from radixkv.errors import CheckpointError, ConfigError, InvariantError, UnsupportedFeature
+from radixkv.errors import CheckpointError, ConfigError, InvariantError
 from radixkv.runtime.device.factory import resolve_config
 from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
 from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
-from radixkv.runtime.step.plan import Row, StateLoad, StateSave, StepPlan
+from radixkv.runtime.step.plan import Row, StateFork, StateLoad, StateSave, StepPlan
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from support.checkpoints import edited_config, save_checkpoint
 from support.device_support import HYBRIDS, OpenDevice, load_oracle, logits_of, random_ids, row_of
@@ -105,6 +105,8 @@ def test_a_row_that_would_continue_states_of_another_position_is_a_bug() -> None
     with pytest.raises(InvariantError, match=r"slot 1 starts at position 10, and .* are of 8"):
         check(1, 10, 1, state_loads=(StateLoad(0, 1),))
     check(1, 8, 5, state_loads=(StateLoad(0, 1),))
+    check(0, 13, 1, state_forks=(StateFork(1, 0),))
+    check(0, 8, 2, state_forks=(StateFork(1, 0),), state_loads=(StateLoad(0, 0),))
     check(0, 0, 3)
 
 
@@ -142,11 +144,6 @@ def ids_of(prompt: list[int]) -> dict[str, list[int]]:
     return {"prompt_token_ids": prompt}
 
 
-def test_several_beams_are_refused_by_name(llm: LLM) -> None:
-    with pytest.raises(UnsupportedFeature, match="n is 2 with beam search; this model has recurrent layers"):
-        llm.beam_search([ids_of([1, 2, 3])], BeamSearchParams(beam_width=2, max_tokens=4))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -156,7 +153,10 @@ def test_several_beams_are_refused_by_name(llm: LLM) -> None:
         ({"state_memory_bytes": 1 << 20, "enable_prefix_caching": False}, "needs enable_prefix_caching"),
         ({"state_memory_bytes": 1 << 50}, "state_memory_bytes lower"),
         ({"speculative_config": {"method": "ngram"}}, "leave speculative_config out"),
-        ({"tensor_parallel_size": 2}, "are not divided among ranks"),
+        (
+            {"tensor_parallel_size": 5},
+            "tensor_parallel_size 5(: the Mamba2 layers .* are not divided| does not divide)",
+        ),
     ],
 )
 def test_settings_that_do_not_go_with_states_are_refused(

@@ -106,8 +106,43 @@ def test_what_does_not_go_with_mamba2_is_refused_by_name(folder: Path) -> None:
         LLM(folder, device="cpu", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="has Mamba2 layers, whose states cannot go back from a wrong draft"):
         LLM(folder, device="cpu", speculative_config={"method": "ngram"})
-    config = DecoderConfig.parse(resolve(str(folder)).config, Path("config.json"))
-    with pytest.raises(
-        ConfigError, match="NemotronHForCausalLM has layers of Mamba2 or of one half.* device to cpu"
-    ):
-        check_model(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("nemotron-h", {}, "has Mamba2 layers with states of size 8; CUDA's kernels take 16, 32, 64, 128 and 256"),
+        ("nemotron-h-moe", {"ssm_state_size": 16}, "has a router that chooses groups of experts first"),
+        (
+            "nemotron-h-moe",
+            {"ssm_state_size": 16, "n_group": 1, "topk_group": 1, "head_dim": 12},
+            "has heads of size 12; CUDA's kernels are built for",
+        ),
+    ],
+)
+def test_what_runs_on_the_cpu_only_is_refused_on_cuda(
+    tmp_path: Path, name: str, changes: dict[str, Any], message: str
+) -> None:
+    save_checkpoint(tmp_path, **HYBRIDS[name] | changes)
+    with pytest.raises(ConfigError, match=f"NemotronHForCausalLM {message}.* device to cpu"):
+        check_model(DecoderConfig.parse(resolve(str(tmp_path)).config, Path("config.json")))
+
+
+@pytest.mark.parametrize("size", [64, 80])
+def test_published_sizes_run_on_cuda(size: int) -> None:
+    """Nemotron-H 8B has heads of 64, Nemotron Nano 9B v2 of 80."""
+    config = {
+        "architectures": ["NemotronHForCausalLM"],
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "hybrid_override_pattern": "M-*-M",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "mamba_head_dim": size,
+        "mamba_num_heads": 16,
+        "n_groups": 8,
+        "ssm_state_size": 128,
+    }
+    check_model(DecoderConfig.parse(config, Path("config.json")))

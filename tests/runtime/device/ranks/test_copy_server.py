@@ -56,11 +56,29 @@ class Slots:
         self.is_closed = True
 
 
+class States:
+    """One slot, from which nothing is loaded."""
+
+    n_slots = 1
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[int, int]] = []
+
+    def buffers(self, slot: int) -> list[memoryview]:
+        raise NotImplementedError
+
+    def load(self, states: Any) -> None:
+        raise NotImplementedError
+
+    def store(self, states: Any) -> None:
+        self.stored += states
+
+
 class Device:
     """Opens the slots, or raises."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.slots = Slots()
+        self.slots, self.states = Slots(), States()
         self.error = error
         self.part: SlotPart | None = None
 
@@ -68,7 +86,7 @@ class Device:
         self.part = part
         if self.error is not None:
             raise self.error
-        return CopyThreads(self.slots)
+        return CopyThreads(self.slots, self.states)
 
 
 @contextmanager
@@ -93,19 +111,20 @@ def receive(frames: Frames) -> Any:
 def test_copies_are_done_and_answered_by_rank_0s_tickets() -> None:
     device = Device()
     with served(device) as frames:
-        frames.send(encode(RankMemory(64, 1, 2, stores=True)))
+        frames.send(encode(RankMemory(64, 1, 2, stores=True, rank=3, n_ranks=4)))
         assert receive(frames) == RankSlots(2)
-        assert device.part == SlotPart(7, 1, 2, stores=True)
+        assert device.part == SlotPart(7, 1, 2, stores=True, rank=3, n_ranks=4)
         device.slots.n_usable = 4
         assert receive(frames) == RankSlots(4)
         frames.send(encode(RankCopy(40, True, [1], [5])))
         assert receive(frames).ticket == 40
-        frames.send(encode(RankCopy(41, False, [2], [6])))
+        frames.send(encode(RankCopy(41, False, [2], [6], [(0, 3)])))
         assert receive(frames).error is None
         frames.send(encode(RankCopy(42, True, [3], [6])))
         failed = receive(frames)
         assert (failed.ticket, failed.error) == (42, "RuntimeError: the copy failed")
     assert device.slots.calls == [("load", [1], [5]), ("store", [2], [6])]
+    assert device.states.stored == [(0, 3)]
     assert device.slots.is_closed
 
 
@@ -121,7 +140,7 @@ def test_a_rank_without_a_tier_ends_with_its_stream() -> None:
 )
 def test_memory_that_cannot_be_opened_is_refused_with_the_reason(error: Exception) -> None:
     with served(Device(error)) as frames:
-        frames.send(encode(RankMemory(64, 1, 2, stores=True)))
+        frames.send(encode(RankMemory(64, 1, 2, stores=True, rank=3, n_ranks=4)))
         assert receive(frames) == RankRefused(str(error))
         assert receive(frames) is None
 

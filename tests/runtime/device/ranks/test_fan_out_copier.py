@@ -49,7 +49,7 @@ class OwnCopier:
         new, self.usable = self.usable, range(N_SLOTS, N_SLOTS)
         return new
 
-    def load(self, slots: object, pages: object) -> int:
+    def load(self, slots: object, pages: object, states: object = ()) -> int:
         self.n_tickets += 1
         return self.n_tickets - 1
 
@@ -91,7 +91,7 @@ def opened(n_ranks: int, n_usable: int = N_SLOTS) -> Iterator[Opened]:
     for rank, frames in enumerate(others, 1):
         frame = frames.receive()
         assert frame is not None
-        assert decode(frame, RankMemory) == RankMemory(128, rank, n_ranks, True)
+        assert decode(frame, RankMemory) == RankMemory(128, rank, n_ranks, True, rank, n_ranks)
     state = Opened(copier, own, others, losses)
     copier._clock = lambda: state.now_s
     try:
@@ -117,12 +117,15 @@ def test_a_copy_ends_once_when_all_ranks_have_done_it_or_one_is_lost(
     """Copies end in any order on each rank, and a rank dies between any two."""
     with opened(n_ranks) as state:
         copier = state.copier
-        tickets = [copier.load([1], [2]) if is_load else copier.store([2], [1]) for is_load in are_loads]
+        tickets = [
+            copier.load([1], [2], [(3, 4)]) if is_load else copier.store([2], [1], [(3, 4)])
+            for is_load in are_loads
+        ]
         for frames in state.others:
             for ticket, is_load in zip(tickets, are_loads, strict=True):
                 frame = frames.receive()
                 assert frame is not None
-                assert decode(frame, RankCopy) == RankCopy(ticket, is_load, [1], [2])
+                assert decode(frame, RankCopy) == RankCopy(ticket, is_load, [1], [2], [(3, 4)])
         waiting = {ticket: set(range(n_ranks)) for ticket in tickets}
         errors: dict[int, str | None] = dict.fromkeys(tickets)
         done: dict[int, FinishedCopy] = {}
@@ -172,6 +175,15 @@ def test_all_that_has_come_is_taken_at_once() -> None:
             state.own.finished.add(FinishedCopy(ticket, 0.0, None))
             state.others[0].send(encode(RankCopied(ticket, 0.0, None)))
         assert [one.ticket for one in state.copier.take_finished()] == tickets
+
+
+def test_rank_0_may_have_finished_before_the_others_know_of_the_copy() -> None:
+    with opened(2) as state:
+        for start in (state.copier.load, state.copier.store):
+            state.own.finished.add(FinishedCopy(state.own.n_tickets, 0.0, None))
+            ticket = start([1], [2])
+            state.others[0].send(encode(RankCopied(ticket, 0.0, None)))
+            assert [one.ticket for one in state.copier.take_finished()] == [ticket]
 
 
 def test_a_rank_whose_answers_nobody_takes_still_gets_copies() -> None:

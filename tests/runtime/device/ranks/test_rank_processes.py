@@ -168,6 +168,56 @@ def test_a_rank_that_dies_or_hangs_ends_the_step(number: signal.Signals) -> None
     assert has_ended(pid)
 
 
+RANK_WITHOUT_MEMORY = """
+import sys, time
+from pathlib import Path
+from radixkv.runtime.device.cpu.executor import CpuExecutor
+from radixkv.runtime.device.ranks import rank
+original = CpuExecutor.{method}
+def fail(self, *arguments):
+    if Path("{folder}/fails").exists():
+        Path("{folder}/failed_at").write_text(str(time.monotonic()))
+        raise {error}
+    return original(self, *arguments)
+CpuExecutor.{method} = fail
+rank.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    rest_nightly(
+        [
+            ("_compute", "MemoryError()"),
+            ("launch", "MemoryError()"),
+            ("_compute", "RuntimeError('DefaultCPUAllocator: can not allocate memory')"),
+        ],
+        kept=(0, 1),
+    ),
+)
+def test_a_rank_without_memory_ends_the_step_for_all(
+    method: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = tmp_path / "python"
+    (tmp_path / "full.py").write_text(RANK_WITHOUT_MEMORY.format(method=method, folder=tmp_path, error=error))
+    interpreter.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {tmp_path / "full.py"} "$@"\n')
+    interpreter.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(interpreter))
+        llm = LLM("tiny", device="cpu", tensor_parallel_size=2, max_total_tokens=4096)
+    try:
+        (pid,) = (child for child in children(os.getpid(), str(tmp_path / "full.py")))
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        (tmp_path / "fails").touch()
+        with pytest.raises(DeviceLost, match="rank 1 of the model ended with exit code 1"):
+            llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        late_s = time.monotonic() - float((tmp_path / "failed_at").read_text())
+        assert late_s < 5.0, "within a second where other work does not delay it"
+    finally:
+        llm.shutdown()
+    assert has_ended(pid)
+
+
 def test_a_step_in_which_rank_0_takes_long_is_no_loss(two: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait meanwhile, and give signs of life."""
     monkeypatch.setattr(processes, "_MAX_SILENCE_S", 2.0)

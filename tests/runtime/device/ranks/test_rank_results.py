@@ -31,6 +31,7 @@ N_NEW = 5
 UNDIVIDED = {("whole", 2), ("whole", 4), ("llama3", 4)}
 """51 values inside the MLP, and 6 heads."""
 DIVIDED = [name for name in CHECKPOINTS if not name.startswith("gemma4")]
+DIVIDED_HYBRIDS = ["qwen3.5", "qwen3.5-vision", "qwen3.5-moe", "qwen3-next"]
 
 
 class Answer(NamedTuple):
@@ -78,7 +79,9 @@ def take(result: StepResult, rows: Sequence[Row], found: Sequence[Answer]) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "n_ranks"), [case for case in covering(DIVIDED, [2, 4]) if case.values not in UNDIVIDED]
+    ("name", "n_ranks"),
+    [case for case in covering(DIVIDED, [2, 4]) if case.values not in UNDIVIDED]
+    + [pytest.param(name, 2) for name in DIVIDED_HYBRIDS],
 )
 def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) -> None:
     one = checkpoint(name)
@@ -87,7 +90,8 @@ def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) ->
     expected = answers(lambda plan: alone.launch(plan).sample(None).result(), chunk=64)
     with RankThreads(one, divided(n_ranks), n_ranks) as ranks:
         found = answers(ranks.execute, chunk=64)
-        assert {one.n_sums for one in ranks.collectives} == {2 * alone.model.n_attentions * N_NEW}
+        n_layers = DecoderConfig.parse(one.config, one.folder / "config.json").n_layers
+        assert {one.n_sums for one in ranks.collectives} == {2 * n_layers * N_NEW}
     for before, after in zip(expected, found, strict=True):
         assert after.tokens == before.tokens
         assert after.logprobs == pytest.approx(before.logprobs, abs=1e-4)
@@ -98,7 +102,7 @@ def divided(n_ranks: int) -> DeviceSettings:
     return msgspec.structs.replace(SETTINGS, tensor_parallel_size=n_ranks)
 
 
-@pytest.mark.parametrize("name", ["grouped", "biased", "gemma3", "gpt-oss"])
+@pytest.mark.parametrize("name", ["grouped", "biased", "gemma3", "gpt-oss", "qwen3.5", "qwen3-next"])
 def test_chunks_change_no_bit(checkpoint: Get, name: str) -> None:
     with RankThreads(checkpoint(name), divided(2), 2) as ranks:
         whole = answers(ranks.execute, chunk=64)
@@ -111,6 +115,15 @@ def test_what_does_not_divide_is_refused(checkpoint: Get) -> None:
             check_for_cpu(checkpoint("grouped"), divided(n_ranks))
     with pytest.raises(ConfigError, match="tensor_parallel_size 2 does not divide intermediate_size, 51"):
         check_for_cpu(checkpoint("whole"), divided(2))
+
+
+def test_delta_nets_that_do_not_divide_are_refused(checkpoint: Get) -> None:
+    """Also where attention's heads divide; a rank has whole key heads."""
+    with pytest.raises(ConfigError, match="size 4 does not divide linear_num_key_heads, 2"):
+        check_for_cpu(checkpoint("qwen3.5"), divided(4))
+    one = checkpoint("nemotron-h")
+    with pytest.raises(ConfigError, match="Mamba2 layers of NemotronHForCausalLM are not divided among ranks"):
+        DecoderConfig.parse(one.config, one.folder / "config.json").shard(2)
 
 
 def test_a_shared_expert_that_does_not_divide_is_refused(checkpoint: Get) -> None:

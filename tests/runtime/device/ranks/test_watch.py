@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -113,7 +114,9 @@ def test_ranks_are_killed_at_a_loss_that_nobody_watched_for() -> None:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
+        begun = time.monotonic()
         assert "a step failed for all ranks of the model: a reason" in str(ranks.lost("a reason"))
+        assert time.monotonic() - begun < 0.9, "no end is waited for, because no socket has ended"
         assert all(map(has_ended, pids)), "they wait in the step"
         assert "a reason" in str(ranks.start_error("another")), "not that they were killed"
     finally:

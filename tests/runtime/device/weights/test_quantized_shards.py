@@ -21,7 +21,7 @@ from radixkv.runtime.device.weights.weights import WeightProducts, Weights, open
 from radixkv.settings.config import LoadFormat
 from support.cases import covering
 from support.checkpoints import edited_config, save_checkpoint
-from support.device_support import CHECKPOINTS, PieceLane
+from support.device_support import CHECKPOINTS, HYBRIDS, PieceLane
 from support.quantized_checkpoints import FORMATS, INT4_FORMATS, layer_linears, quantize_matrices, save_quantized
 
 SIZES: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -71,6 +71,25 @@ def test_parts_are_those_of_the_dense_matrices(tmp_path: Path, name: str, n_rank
         expected = tensors_of(dense, Shard(rank, n_ranks))
         for lanes in (0, 3):
             found = tensors_of(quantized, Shard(rank, n_ranks), lanes=lanes)
+            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("qwen3.5", form) for form in ("fp8 blocks", "fp8 channels", "gptq", "int4")] + [("qwen3-next", "fp8 blocks")],
+)
+def test_parts_of_delta_nets_are_those_of_the_dense_matrices(tmp_path: Path, name: str, form: str) -> None:
+    """Queries, keys and values are in one matrix, of each of which a rank has a part. In blocks of 32 rows a rank
+    has whole ones of 64 queries, keys and values."""
+    sizes = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "intermediate_size": 96}
+    save_quantized(tmp_path, form, **(HYBRIDS[name] | sizes))
+    quantized, dense = (resolve(str(tmp_path / kind)) for kind in ("quantized", "dense"))
+    whole = tensors_of(dense, None)
+    for rank in range(2):
+        expected = tensors_of(dense, Shard(rank, 2))
+        assert any(one.shape != other.shape for one, other in zip(expected, whole, strict=True))
+        for lanes in (0, 3):
+            found = tensors_of(quantized, Shard(rank, 2), lanes=lanes)
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 

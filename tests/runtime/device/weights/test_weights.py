@@ -105,7 +105,7 @@ def test_experts_are_read_into_their_places_in_parallel(checkpoint: Get, name: s
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("name", ["grouped", "opt", "gemma3", "gpt-oss", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["grouped", "opt", "gemma3", "gpt-oss", "qwen3-moe", "qwen3.5", "qwen3-next"])
 def test_ranks_read_their_parts_in_parallel(checkpoint: Get, name: str) -> None:
     """A GPU's loader reads parts whose rows are not side by side in their files."""
     n_ranks = 2

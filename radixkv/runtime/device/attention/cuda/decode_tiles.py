@@ -41,6 +41,11 @@ _TWO_BLOCKS = TileConfig(64, 4, 4, is_ahead=True, token_ns=17.0)
 _ONE_BLOCK = TileConfig(128, 3, 8, is_ahead=True, token_ns=13.2)
 _WIDE_HEADS = TileConfig(64, 2, 4, is_ahead=False, token_ns=50.0)
 """Heads of size 256."""
+_WIDEST_HEADS = TileConfig(32, 2, 8, is_ahead=False, token_ns=100.0)
+"""Heads of size 512, which are not split. Queries and sums of 16 pairs take 98 registers of each of 256 threads,
+those of 32 pairs 147; with 4 warps the latter take more than the 255 that there are. K and V of 32 tokens take
+64 KiB of shared memory and 32 queries 32 KiB, which fits the 99 KiB that every supported GPU has. The time is twice
+that of heads of 256; it was not measured."""
 
 
 def choose_tile_config(
@@ -55,10 +60,12 @@ def choose_tile_config(
         variant: how the rows are computed.
         n_blocks: thread blocks of the launch, padding included.
         n_processors: multiprocessors of the GPU.
-        head_dim: of K and V; measured with 128.
+        head_dim: of K and V; measured with 128. Heads of 512 have one configuration.
         shared_bytes: shared memory of a multiprocessor.
         has_8_bits: whether K and V have 8 bits.
     """
+    if head_dim > 256:
+        return _WIDEST_HEADS
     loads_ahead = shared_bytes >= _MIN_SHARED_BYTES_AHEAD and head_dim <= 128
     if has_8_bits and loads_ahead and variant == "whole" and n_blocks > 2 * n_processors:
         return _MANY_BLOCKS_OF_8_BITS

@@ -93,7 +93,7 @@ def merge_results(
         MEMBER_STEP=results.head_steps[1],
         IS_SCALED=value_scale != 1.0,
         HAS_SINKS=sinks is not None,
-        num_warps=1 if is_few else 4,
+        num_warps=(2 if head_dim > 256 else 1) if is_few else 4,  # 4,096 values of a block need two warps
         **overlapping(out),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -24,21 +25,26 @@ class CpuHostSlots:
         pool: the pool to copy from and to.
         n_bytes: size of the host memory; the slots are as many as fit.
         part: of each slot; see ``Executor.open_copier``.
+        n_state_bytes: leading bytes of the memory that states of recurrent layers have.
 
     Raises:
         ConfigError: not even one slot fits into ``n_bytes``, or ``n_bytes`` do not fit into memory.
     """
 
-    def __init__(self, pool: KVPool, n_bytes: int, part: SlotPart | None = None) -> None:
+    def __init__(self, pool: KVPool, n_bytes: int, part: SlotPart | None = None, *, n_state_bytes: int = 0) -> None:
         sizes = [2 * one.k[:, 0].nbytes for one in pool.parts]
         part_bytes = sum(sizes)
         self.page_bytes = part_bytes if part is None else part.n_parts * part_bytes
-        self.n_slots = count_slots(n_bytes, self.page_bytes)
+        self.n_slots = count_slots(n_bytes - n_state_bytes, self.page_bytes)
         require_host_memory(n_bytes)
+        n_mapped = n_state_bytes + self.n_slots * self.page_bytes
         if part is None:
-            memory = torch.empty(self.n_slots * self.page_bytes, dtype=torch.uint8)
+            mapped = mmap.mmap(-1, n_mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         else:
-            memory = torch.frombuffer(map_shared(part.memory, self.n_slots * self.page_bytes), dtype=torch.uint8)
+            mapped = map_shared(part.memory, n_mapped)
+        self.state_memory = memoryview(mapped)[:n_state_bytes]
+        """The memory that states have, zero at first."""
+        memory = torch.frombuffer(mapped, dtype=torch.uint8, offset=n_state_bytes)
         self._memory = memory.view(self.n_slots, self.page_bytes)
         first = 0 if part is None else part.index * part_bytes
         own = self._memory[:, first : first + part_bytes].split(sizes, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 
@@ -69,10 +70,11 @@ class RecurrentStates:
 
     def load(self, plan: StepPlan) -> None:
         """Copies the states that batch slots of a step go on from. O(bytes)."""
-        for slot, batch_slot in plan.state_loads:
+        loads = ((self._n_batch_slots + slot, batch_slot) for slot, batch_slot in plan.state_loads)
+        for source, batch_slot in chain(plan.state_forks, loads):
             for layer in self.layers:
-                layer.inputs[batch_slot] = layer.inputs[self._n_batch_slots + slot]
-                layer.memory[batch_slot] = layer.memory[self._n_batch_slots + slot]
+                layer.inputs[batch_slot] = layer.inputs[source]
+                layer.memory[batch_slot] = layer.memory[source]
 
     def token_spans(self, plan: StepPlan) -> tuple[TokenSpan, ...]:
         """Returns the rows of a step as parts of its tokens, which end where states are saved. O(rows + states)."""

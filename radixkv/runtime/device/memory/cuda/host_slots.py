@@ -6,17 +6,21 @@ import math
 import mmap
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from radixkv.runtime.device.machine import local_cpus
 from radixkv.runtime.device.memory.copy_threads import count_slots
 from radixkv.runtime.device.memory.cuda.copy_pace import CopyPace
+from radixkv.runtime.device.memory.cuda.copy_stream import CopyStream
 from radixkv.runtime.device.memory.cuda.driver import CudaDriver
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.pinned_memory import PinnedMemory
+from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.ops.cuda.page_copies import gather_pages, scatter_pages
 from radixkv.runtime.step.page_copier import SlotPart
 
@@ -32,45 +36,57 @@ stream would wait with the interpreter's lock."""
 class CudaHostSlots:
     """A ``copy_threads.HostSlots`` in pinned memory. A slot has K of all layers, then V of all layers.
 
+    Where layers have heads of several shapes, a slot has this for the layers of each shape, one after the other.
+
     A copy goes through a contiguous staging buffer on the GPU: a kernel copies a page's parts between pool and
     buffer, and the GPU's copy engine moves the buffer. Loads and stores have two buffers each.
 
     Args:
         pool: whose pages are copied.
         n_bytes: size of the host memory, rounded down to whole slots.
-        is_stepping: whether the GPU computes a step now; copies are slower then, which leaves the step its pace.
+        driver: copies between the GPU and the slots.
+        pace: how fast copies go beside steps.
         part: of each slot; see ``Executor.open_copier``.
+        state_slots: those of states of recurrent layers, at the beginning of the memory; None: there are none.
 
     Raises:
         ConfigError: ``n_bytes`` is less than a page, or more than can be allocated.
     """
 
     def __init__(
-        self, pool: CudaPool, n_bytes: int, is_stepping: Callable[[], bool], part: SlotPart | None = None
+        self,
+        pool: CudaPool,
+        n_bytes: int,
+        driver: CudaDriver,
+        pace: CopyPace,
+        part: SlotPart | None = None,
+        state_slots: StateSlots | None = None,
     ) -> None:
         self.page_bytes = pool.page_bytes if part is None else part.n_parts * pool.page_bytes
-        self.n_slots = count_slots(n_bytes, self.page_bytes)
+        self._n_state_bytes = 0 if state_slots is None else state_slots.n_bytes
+        self.n_slots = count_slots(n_bytes - self._n_state_bytes, self.page_bytes)
         self._is_storing = part is None or part.stores
-        driver = CudaDriver()
-        # No slot lies in two pieces, and no page of the machine does.
-        unit = math.lcm(self.page_bytes, mmap.PAGESIZE)
+        # No slot lies in two pieces, and no page of the machine does. A state's slot is a number of pages' bytes.
+        unit = math.lcm(self.page_bytes if state_slots is None else state_slots.slot_bytes, mmap.PAGESIZE)
         piece_bytes = max(1, _PIECE_BYTES // unit) * unit
-        device = pool.k.device
+        device = pool.device
         self._memory = PinnedMemory(
-            self.n_slots * self.page_bytes,
+            self._n_state_bytes + self.n_slots * self.page_bytes,
             piece_bytes,
             pin=partial(_pin, device),
             unpin=_unpin,
             cpus=local_cpus(driver.bus_id(device)),
             descriptor=None if part is None else part.memory,
         )
-        n_slots_a_piece = piece_bytes // self.page_bytes
-        address = self._memory.address + (0 if part is None else part.index * pool.page_bytes)
-        pace = CopyPace(is_stepping)
+        places = _Places(
+            address=self._memory.address + (0 if part is None else part.index * pool.page_bytes),
+            slot_bytes=self.page_bytes,
+            n_a_piece=piece_bytes // self.page_bytes,
+            first=self._n_state_bytes // self.page_bytes,
+        )
         try:
             self._loads, self._stores = (
-                _StagedCopies(pool, address, self.page_bytes, n_slots_a_piece, driver, pace, are_loads=are_loads)
-                for are_loads in (True, False)
+                _StagedCopies(pool, places, driver, pace, are_loads=are_loads) for are_loads in (True, False)
             )
         except BaseException:  # such as too little memory for the staging buffers
             self._memory.close()
@@ -78,12 +94,17 @@ class CudaHostSlots:
 
     @property
     def n_usable(self) -> int:
-        """Leading slots whose memory is pinned; grows up to ``n_slots``."""
-        return self._memory.n_ready_bytes // self.page_bytes
+        """Leading slots whose memory is pinned; grows up to ``n_slots`` once the states' memory is pinned."""
+        return max(0, self._memory.n_ready_bytes - self._n_state_bytes) // self.page_bytes
+
+    @property
+    def memory(self) -> PinnedMemory:
+        """All of the memory; its beginning belongs to states."""
+        return self._memory
 
     def buffer(self, slot: int) -> memoryview:
         """Returns the memory of a usable slot. O(1)."""
-        first = slot * self.page_bytes
+        first = self._n_state_bytes + slot * self.page_bytes
         return self._memory.view[first : first + self.page_bytes]
 
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
@@ -100,14 +121,25 @@ class CudaHostSlots:
         self._memory.close()
 
 
+class _Places(NamedTuple):
+    """Where the slots are in host memory, counted from its beginning."""
+
+    address: int
+    """Of the part of the very first slot that is copied, of the size of a page."""
+    slot_bytes: int
+    """Size of a slot."""
+    n_a_piece: int
+    """Slots in each separately pinned piece."""
+    first: int
+    """Place of the first slot for a page; those before it are memory of states."""
+
+
 class _StagedCopies:
     """The copies of one direction, part by part, through two lanes in turn.
 
     Args:
         pool: whose pages are copied.
-        address: of the part of the first slot that is copied, of the size of a page.
-        slot_bytes: size of a slot.
-        n_slots_a_piece: slots in each separately pinned piece.
+        places: where the slots are.
         driver: copies between staging buffer and slots.
         pace: how fast copies go beside steps.
         are_loads: whether slots are copied to pages, not pages to slots.
@@ -116,72 +148,76 @@ class _StagedCopies:
     def __init__(
         self,
         pool: CudaPool,
-        address: int,
-        slot_bytes: int,
-        n_slots_a_piece: int,
+        places: _Places,
         driver: CudaDriver,
         pace: CopyPace,
         *,
         are_loads: bool,
     ) -> None:
         self._are_loads = are_loads
-        self._k, self._v = (cache.view(torch.int64).flatten(2) for cache in (pool.k, pool.v))
-        self._address = address
+        self._caches = [[cache.view(torch.int64).flatten(2) for cache in part] for part in pool.parts]
+        sizes = [2 * k.shape[0] * k.shape[2] for k, _ in self._caches]
+        self._firsts = [sum(sizes[:part]) for part in range(len(sizes))]
+        """[parts]: index of each part's first element in the block of a page."""
+        self._places = places
         self._page_bytes = pool.page_bytes
-        self._slot_bytes = slot_bytes
-        self._n_slots_a_piece = n_slots_a_piece
         self._driver = driver
         self._pace = pace
         self._n_staged = max(1, _STAGING_BYTES // pool.page_bytes)
-        self._lanes = tuple(_Lane(self._n_staged * pool.page_bytes, pool.k.device) for _ in range(2))
+        self._lanes = tuple(_Lane(self._n_staged * pool.page_bytes, pool.device) for _ in range(2))
         self._compile(pool.zero_page)
 
     def run(self, slots: Sequence[int], pages: Sequence[int]) -> None:
         """Copies between slots and pages, and waits."""
-        places, indices = np.array(slots, np.int64), np.array(pages, np.int32)
+        places, indices = self._places.first + np.array(slots, np.int64), np.array(pages, np.int32)
         try:
             for part, first in enumerate(range(0, len(places), self._n_staged)):
                 lane, some = self._lanes[part % 2], slice(first, first + self._n_staged)
                 if part and part % _MAX_PARTS_ENQUEUED == 0:
-                    lane.wait()
+                    lane.copies.wait()
                 self._pace.wait(len(places[some]) * self._page_bytes)
                 self._copy_part(lane, places[some], indices[some])
         finally:
             for lane in self._lanes:
-                lane.wait()
+                lane.copies.wait()
 
-    def _copy_part(self, lane: _Lane, slots: NDArray[np.int64], pages: NDArray[np.int32]) -> None:
+    def _copy_part(self, lane: _Lane, places: NDArray[np.int64], pages: NDArray[np.int32]) -> None:
         """Enqueues the copy of at most as many pages as a lane's buffer holds."""
-        with torch.cuda.stream(lane.stream):
+        with torch.cuda.stream(lane.copies.stream):
             # The driver takes few bytes of pageable memory at once: no pinned buffer has to outlive the call.
             indices = torch.from_numpy(pages).to(lane.buffer.device, non_blocking=True)
             if self._are_loads:
-                self._move_slots(lane, slots)
-                scatter_pages(self._k, self._v, indices, lane.buffer)
+                self._move_slots(lane, places)
+                self._copy_blocks(scatter_pages, lane, indices)
             else:
-                gather_pages(self._k, self._v, indices, lane.buffer)
-                self._move_slots(lane, slots)
+                self._copy_blocks(gather_pages, lane, indices)
+                self._move_slots(lane, places)
 
-    def _move_slots(self, lane: _Lane, slots: NDArray[np.int64]) -> None:
+    def _move_slots(self, lane: _Lane, places: NDArray[np.int64]) -> None:
         """Enqueues the DMA between slots and buffer, a copy for each run of consecutive whole slots of a piece."""
-        is_first = np.ones(len(slots), np.bool_)
-        if self._slot_bytes == self._page_bytes:
-            is_first[1:] = (np.diff(slots) != 1) | (slots[1:] % self._n_slots_a_piece == 0)
+        is_first, slot_bytes = np.ones(len(places), np.bool_), self._places.slot_bytes
+        if slot_bytes == self._page_bytes:
+            is_first[1:] = (np.diff(places) != 1) | (places[1:] % self._places.n_a_piece == 0)
         firsts = np.flatnonzero(is_first)
-        on_host = self._address + slots[firsts] * self._slot_bytes
+        on_host = self._places.address + places[firsts] * slot_bytes
         on_device = lane.buffer.data_ptr() + firsts * self._page_bytes
-        n_bytes = np.diff(firsts, append=len(slots)) * self._page_bytes
+        n_bytes = np.diff(firsts, append=len(places)) * self._page_bytes
         destinations, sources = (on_device, on_host) if self._are_loads else (on_host, on_device)
-        self._driver.copy(destinations, sources, n_bytes, lane.stream)
+        self._driver.copy(destinations, sources, n_bytes, lane.copies.stream)
+
+    def _copy_blocks(self, copy: Callable[..., None], lane: _Lane, pages: Tensor) -> None:
+        """Enqueues the copy between the pool and the blocks of pages in a lane's buffer, part by part."""
+        for (k, v), first in zip(self._caches, self._firsts, strict=True):
+            copy(k, v, pages, lane.buffer[first:], self._page_bytes // 8)
 
     def _compile(self, zero_page: int) -> None:
         """Compiles both kernels by copying the zero page onto itself, so that the first copy does not have to."""
         lane = self._lanes[0]
-        with torch.cuda.stream(lane.stream):
+        with torch.cuda.stream(lane.copies.stream):
             pages = torch.tensor([zero_page], dtype=torch.int32, device=lane.buffer.device)
-            gather_pages(self._k, self._v, pages, lane.buffer)
-            scatter_pages(self._k, self._v, pages, lane.buffer)
-        lane.wait()
+            self._copy_blocks(gather_pages, lane, pages)
+            self._copy_blocks(scatter_pages, lane, pages)
+        lane.copies.wait()
 
 
 class _Lane:
@@ -191,16 +227,8 @@ class _Lane:
     """
 
     def __init__(self, n_bytes: int, device: torch.device) -> None:
-        # With priority, the short kernels start between the blocks of a step's long ones; else a copy beside a
-        # prompt's step takes several times as long.
-        self.stream = torch.cuda.Stream(device, priority=-1)
+        self.copies = CopyStream(device)
         self.buffer = torch.empty(n_bytes // 8, dtype=torch.int64, device=device)
-        self._done = torch.cuda.Event(blocking=True)
-
-    def wait(self) -> None:
-        """Waits for all work of the lane, without processor time."""
-        self._done.record(self.stream)
-        self._done.synchronize()
 
 
 def _pin(device: torch.device, address: int, n_bytes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,43 +11,63 @@ from torch import Tensor
 
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
-from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.page_shape import PageLayout, PageShape
 
 COPIED_AT_ONCE_BYTES = 64 << 20
 """Bytes of K or V per chunk of a page copy, which bounds the temporary memory."""
 
 
+class KVPart(NamedTuple):
+    """[layers, pages + 1, page_size, kv_heads, head_dim] each, of the layers that have heads of one shape."""
+
+    k: Tensor
+    v: Tensor
+
+
 class CudaPool:
     """Paged K and V of all layers.
 
-    ``k`` and ``v`` are [layers, pages + 1, page_size, kv_heads, head_dim]. The last page stays zero and is never
-    allocated: padding rows read it.
+    A page has the same index in all parts. The last page stays zero and is never allocated: padding rows read it.
 
     Args:
-        page: shape and dtype of one page.
+        page: layout and dtype of one page.
         n_pages: pages that can be allocated.
         device: where the pool is allocated.
         states: of gated delta nets; None: there are none.
     """
 
     def __init__(
-        self, page: PageShape, n_pages: int, device: torch.device, states: CudaStates | None = None
+        self, page: PageLayout, n_pages: int, device: torch.device, states: CudaStates | None = None
     ) -> None:
-        shape = (page.n_layers, n_pages + 1, page.page_size, page.n_kv_heads, page.head_dim)
-        self.k = torch.zeros(shape, dtype=page.dtype, device=device)
-        self.v = torch.zeros(shape, dtype=page.dtype, device=device)
-        self.layers = list(zip(self.k, self.v, strict=True))
-        """K and V of each layer, [pages + 1, page_size, kv_heads, head_dim] each."""
+        self.parts = [KVPart(*(_zeros(shape, n_pages, device) for _ in range(2))) for shape in page.parts]
+        self.layers = [(self.parts[part].k[layer], self.parts[part].v[layer]) for part, layer in page.places]
+        """K and V that each attention reads, [pages + 1, page_size, kv_heads, head_dim] each."""
         self.states = [] if states is None else states.layers
         """States of each gated delta net."""
         # Copied as words: torch indexes no 8-bit floats. Head sizes on CUDA are multiples of 64 bytes and more.
-        self._words = [cache.view(torch.int64) for cache in (self.k, self.v)]
+        self._words = [cache.view(torch.int64) for part in self.parts for cache in part]
         self.n_pages = n_pages
-        self.page = page
-        """Shape of a page."""
+        self.device = device
+        self.dtype = page.dtype
+        """Dtype of K and V."""
+        self.layout = layout_name(page)
+        """What a page consists of, as files of pages name it."""
         self.page_pitch = page.page_size
         """Tokens from the beginning of one page of a layer to that of the next."""
+        self._largest_part_bytes = max(part.n_bytes for part in page.parts)
         self.page_bytes = page.n_bytes
+
+    @property
+    def k(self) -> Tensor:
+        """K of all layers, where these have heads of one shape."""
+        (part,) = self.parts
+        return part.k
+
+    @property
+    def v(self) -> Tensor:
+        """V of all layers, where these have heads of one shape."""
+        (part,) = self.parts
+        return part.v
 
     @property
     def zero_page(self) -> int:
@@ -55,7 +76,21 @@ class CudaPool:
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages (source, destination) in all layers, on the current stream; no source is a destination."""
-        copy_pages(self._words, 1, pairs, self.page_bytes)
+        copy_pages(self._words, 1, pairs, self._largest_part_bytes)
+
+
+def layout_name(page: PageLayout) -> str:
+    """Returns what a page consists of, as files of pages name it."""
+    parts = "; ".join(
+        f"{part.n_layers} layers, {part.page_size} tokens, {part.n_kv_heads} kv_heads, {part.head_dim} head_dim"
+        for part in page.parts
+    )
+    return f"k v, {parts}"
+
+
+def _zeros(shape: PageShape, n_pages: int, device: torch.device) -> Tensor:
+    sizes = (shape.n_layers, n_pages + 1, shape.page_size, shape.n_kv_heads, shape.head_dim)
+    return torch.zeros(sizes, dtype=shape.dtype, device=device)
 
 
 def copy_pages(caches: Sequence[Tensor], dim: int, pairs: Sequence[tuple[int, int]], page_bytes: int) -> None:
@@ -65,7 +100,7 @@ def copy_pages(caches: Sequence[Tensor], dim: int, pairs: Sequence[tuple[int, in
         caches: K and V as words of 8 bytes.
         dim: their dimension that counts pages.
         pairs: of pages.
-        page_bytes: of K and V together.
+        page_bytes: of K and V together, of the largest cache.
     """
     n_at_once = max(1, COPIED_AT_ONCE_BYTES // (page_bytes // 2))
     for first in range(0, len(pairs), n_at_once):

@@ -8,7 +8,7 @@ import torch
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
+from radixkv.runtime.device.memory.page_shape import SizedPage, count_pages
 
 RESERVE_BYTES = 512 << 20
 """Bytes never given to the pool: libraries take some at their first call, and the allocator fragments some."""
@@ -33,7 +33,7 @@ def measure_memory(device: torch.device, later_bytes: int = 0) -> MemoryUse:
     return MemoryUse(total_bytes, free_bytes, later_bytes)
 
 
-def plan_pages(page: PageShape, memory: MemoryUse, settings: DeviceSettings) -> int:
+def plan_pages(page: SizedPage, memory: MemoryUse, settings: DeviceSettings) -> int:
     """Returns the number of pages of the pool, not counting its zero page.
 
     ``max_total_tokens`` decides if it is given, else ``kv_cache_memory_bytes``. Otherwise the pool gets
@@ -41,7 +41,7 @@ def plan_pages(page: PageShape, memory: MemoryUse, settings: DeviceSettings) -> 
     what the largest step and the graphs will take. ``RESERVE_BYTES`` always stay free.
 
     Args:
-        page: shape and dtype of one page.
+        page: size of one page.
         memory: the GPU's memory before the pool is allocated.
         settings: size of the pool, or share of the GPU's memory, and longest sequence.
 
@@ -80,7 +80,7 @@ def _usable_bytes(memory: MemoryUse, share: float) -> int:
     return ceiling - (memory.total_bytes - memory.free_bytes) - memory.later_bytes
 
 
-def _check_fits(n_pages: int, page: PageShape, memory: MemoryUse) -> None:
+def _check_fits(n_pages: int, page: SizedPage, memory: MemoryUse) -> None:
     n_bytes = (n_pages + 1) * page.n_bytes
     usable = max(0, _usable_bytes(memory, 1.0))
     if n_bytes > usable:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from radixkv.runtime.device.memory.state_positions import StatePositions
+from radixkv.runtime.device.memory.state_size import state_bytes
 from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.ops.base import LayerStates
-from radixkv.runtime.step.plan import StateLoad, StateSave, StepPlan
+from radixkv.runtime.step.plan import StateSave, StepPlan
 
 
 class SortedSaves(NamedTuple):
@@ -62,9 +65,29 @@ class CudaStates:
         self._memory = torch.zeros(memory, dtype=torch.float32, device=device)
         self.layers = [LayerStates(*one) for one in zip(self._inputs, self._memory, strict=True)]
         """States of each delta net."""
+        self.n_bytes = state_bytes(config, dtype)
+        """Bytes of a slot."""
         self.n_batch_slots = n_batch_slots
         self.n_tree_slots = n_tree_slots
         self._positions = StatePositions(n_batch_slots, n_tree_slots)
+
+    def position(self, slot: int) -> int:
+        """See ``StatePositions.position``."""
+        return self._positions.position(slot)
+
+    def set_position(self, slot: int, position: int) -> None:
+        """See ``StatePositions.set_position``."""
+        self._positions.set_position(slot, position)
+
+    def parts(self, slot: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns addresses and sizes of what a slot of the tree has, in one order for all slots. O(layers)."""
+        index, layers = self.n_batch_slots + slot, np.arange(len(self.layers))
+        addresses, sizes = [], []
+        for values in (self._memory, self._inputs):
+            n_bytes, n_slots = values[0, 0].nbytes, values.shape[1]
+            addresses.append(values.data_ptr() + (layers * n_slots + index) * n_bytes)
+            sizes.append(np.full(len(layers), n_bytes))
+        return np.concatenate(addresses), np.concatenate(sizes)
 
     def check(self, plan: StepPlan) -> None:
         """See ``StatePositions.check``."""
@@ -74,9 +97,11 @@ class CudaStates:
         """Enqueues a first copy, of empty states: the driver loads its kernels when the device is idle."""
         self._copy(0, -1)
 
-    def load(self, loads: Iterable[StateLoad]) -> None:
+    def load(self, plan: StepPlan) -> None:
         """Enqueues copies of states that batch slots go on from. O(bytes) on the device."""
-        for slot, batch_slot in loads:
+        for source, batch_slot in plan.state_forks:
+            self._copy(source, batch_slot)
+        for slot, batch_slot in plan.state_loads:
             self._copy(self.n_batch_slots + slot, batch_slot)
 
     def save(self, saves: Iterable[StateSave]) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.memory.cuda.kv_pool import copy_pages
+from radixkv.runtime.device.memory.cuda.kv_pool import copy_pages, layout_name
+from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.slab_shape import SlabShape
 from radixkv.runtime.device.ops.base import LayerStates
 
@@ -33,8 +34,10 @@ class CudaSlabPool:
         self.v = torch.zeros(units, dtype=page.dtype, device=device)
         self.layers = list(zip(shape.layer_views(self.k), shape.layer_views(self.v), strict=True))
         """K and V of each layer."""
-        self.page = page
-        """Shape of K and V of a page's tokens in all layers."""
+        self.layout = layout_name(PageLayout.uniform(page))
+        """K and V of a page's tokens in all layers, as files of pages name them."""
+        self.dtype = page.dtype
+        """Dtype of K and V."""
         self.n_pages = shape.n_pages
         """Pages of layers without windows that can be allocated."""
         self.zero_page = (n_slabs - 1) * shape.pages_per_slab

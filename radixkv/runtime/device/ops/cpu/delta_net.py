@@ -42,16 +42,20 @@ class DeltaNet(base.DeltaNet):
         self._norm = weights.norm
         self._eps = eps
 
-    def __call__(self, normed: Rows, sequences: Sequences, states: LayerStates) -> Tensor:
+    def project(self, normed: Rows, out: Tensor) -> None:
+        """See ``ops.base.DeltaNet``."""
+        self._inputs(as_tensor(normed), out)
+
+    def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
         """See ``ops.base.DeltaNet``."""
         assert isinstance(sequences, tuple), "on the CPU rows are spans"
         config = self._config
-        projected = self._inputs(as_tensor(normed))
-        n_values, n_heads = config.n_value_heads * config.value_dim, config.n_value_heads
-        mixed, gate, strength, decay = projected.split([config.n_channels, n_values, n_heads, n_heads], -1)
+        mixed, _, strength, decay = projected.split(
+            [config.n_channels, config.n_values, config.n_value_heads, config.n_value_heads], -1
+        )
         strength = sigmoid(strength.float())
         decay = (softplus(decay.float() + self._decay_bias) * self._decay).exp_()
-        out = projected.new_empty(len(projected), n_heads, config.value_dim)
+        out = out.unflatten(1, (config.n_value_heads, config.value_dim))
         for span in sequences:
             rows = slice(span.first, span.first + span.n_tokens)
             if span.start == 0:
@@ -62,7 +66,13 @@ class DeltaNet(base.DeltaNet):
             if span.saved_to is not None:
                 states.inputs[span.saved_to] = states.inputs[span.batch_slot]
                 states.memory[span.saved_to] = states.memory[span.batch_slot]
-        return self._normed(out, gate.view(out.shape)).flatten(1)
+
+    def finish(self, projected: Tensor, read: Tensor) -> Tensor:
+        """See ``ops.base.DeltaNet``."""
+        config = self._config
+        heads = config.n_value_heads, config.value_dim
+        gate = projected[:, config.n_channels : config.n_channels + config.n_values]
+        return self._normed(read.unflatten(1, heads), gate.unflatten(1, heads)).flatten(1)
 
     def _scan(self, convolved: Tensor, strength: Tensor, decay: Tensor, memory: Tensor, out: Tensor) -> None:
         """Reads and writes a sequence's memory, [value heads, key_dim, value_dim], token by token."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from radixkv.runtime.device.model_config.config import DeltaNetConfig, Mamba2Config
@@ -41,16 +40,18 @@ class Mamba2(base.DeltaNet):
         self._norm = weights.norm
         self._eps = eps
 
-    def __call__(self, normed: Rows, sequences: Sequences, states: LayerStates) -> Tensor:
+    def project(self, normed: Rows, out: Tensor) -> None:
+        """See ``ops.base.DeltaNet``."""
+        self._inputs(as_tensor(normed), out)
+
+    def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
         """See ``ops.base.DeltaNet``."""
         assert isinstance(sequences, tuple), "on the CPU rows are spans"
         config = self._config
-        projected = self._inputs(as_tensor(normed))
-        n_values, n_heads = config.n_value_heads * config.value_dim, config.n_value_heads
-        gate, mixed, step = projected.split([n_values, config.n_channels, n_heads], -1)
+        _, mixed, step = projected.split([config.n_values, config.n_channels, config.n_value_heads], -1)
         step = softplus(step.float() + self._step_bias).clamp_(*self._mamba2.time_step_limits)
         decay = (step * self._decay).exp_()
-        out = torch.empty(len(projected), n_heads, config.value_dim)
+        out = out.unflatten(1, (config.n_value_heads, config.value_dim))
         for span in sequences:
             rows = slice(span.first, span.first + span.n_tokens)
             if span.start == 0:
@@ -61,7 +62,10 @@ class Mamba2(base.DeltaNet):
             if span.saved_to is not None:
                 states.inputs[span.saved_to] = states.inputs[span.batch_slot]
                 states.memory[span.saved_to] = states.memory[span.batch_slot]
-        return self._normed(out.flatten(1), gate).to(projected.dtype)
+
+    def finish(self, projected: Tensor, read: Tensor) -> Tensor:
+        """See ``ops.base.DeltaNet``."""
+        return self._normed(read.float(), projected[:, : self._config.n_values])
 
     def _scan(self, convolved: Tensor, step: Tensor, decay: Tensor, memory: Tensor, out: Tensor) -> None:
         """Reads and writes a sequence's memory, [heads, state size, head size], token by token."""

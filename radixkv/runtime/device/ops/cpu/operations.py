@@ -94,6 +94,13 @@ class CpuOperations:
         """See ``Operations.gated``."""
         return gated(x, gate)
 
+    def capped(self, logits: Tensor, cap: float) -> Tensor:
+        """See ``Operations.capped``. An element's place changes no bit."""
+        full = logits.float()
+        decay = full.abs().mul_(-2.0 / cap).exp_()
+        limited = (1.0 - decay).div_(decay.add_(1.0)).mul_(cap)
+        return logits.copy_(limited.copysign_(full))
+
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Experts:
         """See ``Operations.experts``."""
         return Experts(weights, self._tiles, self._config.activation, config)

@@ -1,4 +1,4 @@
-"""The kernel of the gated activation between an MLP's two matrix products."""
+"""The kernels of activations between an MLP's two matrix products."""
 
 from __future__ import annotations
 
@@ -25,6 +25,35 @@ def silu_and_multiply(gate_up: Tensor, out: Tensor) -> None:
     _silu_and_multiply[n_rows, -(-size // _BLOCK)](
         gate_up, out, gate_up.stride(0), out.stride(0), size, BLOCK=_BLOCK, num_warps=4, **overlapping(out)
     )
+
+
+def square_positive(x: Tensor) -> None:
+    """Replaces values by the squares of those above 0, and others by 0, each rounded once.
+
+    Args:
+        x: [rows, size] bfloat16, float16 or float32, contiguous.
+    """
+    n_rows, size = x.shape
+    _square_positive[n_rows, -(-size // _BLOCK)](x, size, BLOCK=_BLOCK, num_warps=4, **overlapping(x))
+
+
+@CachedKernel
+@triton.jit
+def _square_positive(x: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr, OVERLAP: tl.constexpr) -> None:
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = x + tl.program_id(0).to(tl.int64) * size + columns
+    value = squared_positive(tl.load(place, columns < size, 0.0).to(tl.float32))
+    tl.store(place, value.to(x.dtype.element_ty), columns < size)
+
+
+@triton.jit
+def squared_positive(value: tl.tensor) -> tl.tensor:
+    """Returns the squares of float32 values above 0, and 0 for others but NaN."""
+    positive = tl.maximum(value, 0.0, tl.PropagateNan.ALL)
+    return positive * positive
 
 
 @CachedKernel

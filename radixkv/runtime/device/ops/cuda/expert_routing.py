@@ -23,6 +23,20 @@ _TILES, _BLOCKS = 32, 32
 """Row tiles, and counts of other blocks of tokens, that a program handles at a time."""
 
 
+_LEAST_SUM = tl.constexpr(1e-20)
+"""Is added to the sum of a token's sigmoids before they are divided by it, as in Transformers."""
+
+
+@dataclass(frozen=True)
+class SigmoidScores:
+    """How a router chooses experts by sigmoids of its logits."""
+
+    correction: Tensor
+    """[experts] float32: what is added to the sigmoids to choose experts."""
+    scale: float
+    """Multiplier of the experts' weights."""
+
+
 @dataclass(frozen=True)
 class Routing:
     """The experts of each token, and the order of pairs of a token and one of its experts.
@@ -44,12 +58,21 @@ def most_tiles(n_pairs: int, n_experts: int, tile_rows: int) -> int:
     return (n_pairs + min(n_pairs, n_experts) * (tile_rows - 1)) // tile_rows
 
 
-def route(logits: Tensor, n_active: int, tile_rows: int, *, normalizes: bool) -> Routing:
+def route(
+    logits: Tensor,
+    n_active: int,
+    tile_rows: int,
+    *,
+    normalizes: bool,
+    dtype: torch.dtype | None = None,
+    sigmoid: SigmoidScores | None = None,
+    scales: Tensor | None = None,
+) -> Routing:
     """Chooses the experts of each token by their logits, and orders the pairs by expert.
 
-    The weights are the softmax over all experts in float32, rounded once to the dtype of ``logits``. Of equal
-    logits the one with the lower index is chosen. A token with a logit that is NaN or positive infinity gets
-    weights that are NaN.
+    The weights are the softmax over all experts in float32, or sigmoids, rounded once. Of equal logits the one with
+    the lower index is chosen. A token with a logit that is NaN, or positive infinity with a softmax, gets weights
+    that are NaN.
 
     Launches one kernel for up to 4,096 logits (32 tokens of 128 experts), and two for more.
 
@@ -58,6 +81,9 @@ def route(logits: Tensor, n_active: int, tile_rows: int, *, normalizes: bool) ->
         n_active: experts of each token.
         tile_rows: most pairs of a tile.
         normalizes: whether a token's weights are divided by their sum.
+        dtype: of the weights; None: that of ``logits``.
+        sigmoid: how experts are chosen by sigmoids; None: by a softmax.
+        scales: [experts], by which weights are multiplied after that.
     """
     n_tokens, n_experts = logits.shape
     block_experts = power_of_two(max(n_experts, 16))
@@ -65,7 +91,7 @@ def route(logits: Tensor, n_active: int, tile_rows: int, *, normalizes: bool) ->
     n_blocks = -(-n_tokens // block_tokens)
     n_pairs = n_tokens * n_active
     n_tiles = most_tiles(n_pairs, n_experts, tile_rows)
-    expert_weights = logits.new_empty(n_tokens, n_active)
+    expert_weights = logits.new_empty(n_tokens, n_active, dtype=dtype)
     order, tiles = _integers(logits, n_pairs), _integers(logits, 3, n_tiles)
     is_alone = n_blocks == 1
     chosen = order if is_alone else _integers(logits, n_pairs)
@@ -74,15 +100,20 @@ def route(logits: Tensor, n_active: int, tile_rows: int, *, normalizes: bool) ->
     options = {"TILES": _TILES, "num_warps": max(warps_for(block_tokens * block_experts), 4), **overlapping(logits)}
     _choose_experts[(n_blocks,)](
         logits,
+        logits if sigmoid is None else sigmoid.correction,
         expert_weights,
         chosen,
         counts,
         order,
         tiles,
+        logits if scales is None else scales,
         n_tokens,
         n_experts,
         n_tiles,
+        1.0 if sigmoid is None else sigmoid.scale,
+        IS_SIGMOID=sigmoid is not None,
         NORMALIZES=normalizes,
+        HAS_SCALES=scales is not None,
         IS_ALONE=is_alone,
         **sizes,
         **options,
@@ -108,16 +139,21 @@ def _integers(like: Tensor, *shape: int) -> Tensor:
 @triton.jit(do_not_specialize=["n_tokens", "n_tiles"])
 def _choose_experts(
     logits: tl.tensor,
+    correction: tl.tensor,
     expert_weights: tl.tensor,
     chosen: tl.tensor,
     counts: tl.tensor,
     order: tl.tensor,
     tiles: tl.tensor,
+    scales: tl.tensor,
     n_tokens: tl.tensor,
     n_experts: tl.tensor,
     n_tiles: tl.tensor,
+    scale: tl.tensor,
     N_ACTIVE: tl.constexpr,
+    IS_SIGMOID: tl.constexpr,
     NORMALIZES: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -136,18 +172,29 @@ def _choose_experts(
     logit = tl.load(source, is_token & is_expert, 0.0).to(tl.float32)
     # Every key that can be taken is finite, so that exactly N_ACTIVE are. The maximum of NaN and a number is the
     # number.
-    key = tl.minimum(tl.maximum(logit, -3e38), 3e38)
+    key = logit
+    if IS_SIGMOID:
+        value = 1.0 / (1.0 + tl.exp(-logit))
+        key = value + tl.load(correction + expert, expert < n_experts, 0.0)[None, :]
+    key = tl.minimum(tl.maximum(key, -3e38), 3e38)
     key = tl.where(is_expert, key, float("-inf"))
     for _ in range(N_ACTIVE):
         best = tl.argmax(key, 1)
         key = tl.where(expert[None, :] == best[:, None], float("-inf"), key)
     is_chosen = (key == float("-inf")) & is_expert & is_token
-    logit = tl.where(is_expert, logit, float("-inf"))
-    value = tl.exp(logit - tl.max(logit, 1)[:, None])
-    total = tl.sum(value, 1)
-    value = value / total[:, None]
+    least_sum = 0.0
+    if IS_SIGMOID:
+        least_sum = _LEAST_SUM
+    else:
+        logit = tl.where(is_expert, logit, float("-inf"))
+        value = tl.exp(logit - tl.max(logit, 1)[:, None])
+        value = value / tl.sum(value, 1)[:, None]
     if NORMALIZES:
-        value = value / tl.sum(tl.where(is_chosen, value, 0.0), 1)[:, None]
+        value = value / (tl.sum(tl.where(is_chosen, value, 0.0), 1) + least_sum)[:, None]
+    if IS_SIGMOID:
+        value = value * scale
+    if HAS_SCALES:
+        value *= tl.load(scales + expert, expert < n_experts, 0.0).to(tl.float32)[None, :]
     pair = token[:, None] * N_ACTIVE + tl.cumsum(is_chosen.to(tl.int32), 1) - 1
     tl.store(expert_weights + pair, value.to(expert_weights.dtype.element_ty), is_chosen)
     count = tl.sum(is_chosen.to(tl.int32), 0)

@@ -11,14 +11,15 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.ops.base import Fp8Rows
+from radixkv.runtime.device.ops.cuda.activation import squared_positive
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.expert_routing import Routing
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
 from radixkv.runtime.device.weights.layer_weights import LinearWeights
 
-GatedActivation = Literal["silu", "clamped_silu"]
-"""See ``families.Activation``."""
+ExpertActivation = Literal["silu", "clamped_silu", "gelu_tanh", "relu2"]
+"""See ``families.Activation``; ``relu2`` has no gate."""
 
 
 @dataclass(frozen=True)
@@ -94,20 +95,22 @@ def grouped_linear(
     routing: Routing,
     tile: GroupedTile,
     out: Tensor,
-    activation: GatedActivation | None = None,
+    activation: ExpertActivation | None = None,
 ) -> None:
     """Computes a half of each expert's MLP for its tokens: the first with ``activation``, else the second.
 
-    Products and their biases are summed in float32 and rounded, then activated in float32 and rounded.
+    Products and their biases are summed in float32 and rounded, then activated in float32 and rounded. The first
+    half reads the rows of tokens.
 
     Args:
         x: [tokens, in] for the first half, else [pairs, in] in the order of ``routing.order``; contiguous. In FP8
             if the weight is, with a scale for each 128 values if that has blocks.
         weights: [experts, 2 * inner, in], gate first, or [experts, out, in], contiguous, with a bias or without.
+            The first half has [experts, inner, in] where the activation has no gate.
         routing: of the tokens, with tiles of ``tile.rows``.
         tile: from ``grouped_tile``.
         out: [pairs, inner] in the order of ``routing.order``, or [pairs, out] by the index of the pair; contiguous.
-        activation: of the gate.
+        activation: of the first half.
     """
     weight, bias = weights.weight, weights.bias
     if isinstance(x, Fp8Rows):
@@ -142,8 +145,10 @@ def grouped_linear(
         IS_WHOLE=n_in % tile.depth == 0,
         SCALE_UNIT=scale_unit,
         HAS_BIAS=bias is not None,
-        IS_GATED=activation is not None,
+        IS_FIRST=activation is not None,
+        IS_GATED=activation not in (None, "relu2"),
         CLAMPS=activation == "clamped_silu",
+        IS_GELU=activation == "gelu_tanh",
         num_warps=tile.n_warps,
         **overlapping(out),
     )
@@ -173,8 +178,10 @@ def _multiply_grouped(
     IS_WHOLE: tl.constexpr,
     SCALE_UNIT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IS_FIRST: tl.constexpr,
     IS_GATED: tl.constexpr,
     CLAMPS: tl.constexpr,
+    IS_GELU: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """With few rows, the weight's rows are the product's rows: tensor cores take 64 of these and 16 columns."""
@@ -197,8 +204,9 @@ def _multiply_grouped(
     x_row = tl.where(is_row, position, first)
     column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     weight_row = tl.where(column < n_out, column, 0)
-    if IS_GATED:
+    if IS_FIRST:
         x_row = tl.load(order + x_row) // N_ACTIVE
+    if IS_GATED:
         weight_row = weight_row // 2 + weight_row % 2 * (n_out // 2)
     if SCALE_UNIT > 1:
         block_row = expert * tl.cdiv(n_out, SCALE_UNIT) + weight_row // SCALE_UNIT
@@ -240,11 +248,18 @@ def _multiply_grouped(
             gate = tl.minimum(gate, 7.0, tl.PropagateNan.ALL)
             up = tl.minimum(tl.maximum(up, -7.0, tl.PropagateNan.ALL), 7.0, tl.PropagateNan.ALL)
             activated = gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
+        elif IS_GELU:  # tanh as a sigmoid: the slope is 2 * sqrt(2 / pi)
+            slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+            activated = gate / (1.0 + tl.exp(-slope)) * up
         else:
             activated = gate / (1.0 + tl.exp(-gate)) * up
         out_column = column_tile * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
         target = out + position.to(tl.int64)[:, None] * (n_out // 2) + out_column[None, :]
         tl.store(target, activated.to(product.dtype), is_row[:, None] & (out_column < n_out // 2)[None, :])
+    elif IS_FIRST:
+        activated = squared_positive(product.to(tl.float32))
+        target = out + position.to(tl.int64)[:, None] * n_out + column[None, :]
+        tl.store(target, activated.to(product.dtype), is_row[:, None] & (column < n_out)[None, :])
     else:
         pair = tl.load(order + position, is_row, 0)
         target = out + pair.to(tl.int64)[:, None] * n_out + column[None, :]

@@ -16,7 +16,7 @@ from torch.nn import functional
 from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Norm, RmsFields, Rows, RowScales, as_tensor
-from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
+from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply, square_positive
 from radixkv.runtime.device.ops.cuda.fp8_linear import fp8_linear, multiply_fp8, weight_only_tile
 from radixkv.runtime.device.ops.cuda.fp8_rows import (
     new_rows,
@@ -204,6 +204,10 @@ class Mlp(base.Mlp):
     def _activated(self, x: Rows) -> Rows:
         if self.activation == "relu":
             return self.gate_up(x).relu_()
+        if self.activation == "relu2":
+            squared = self.gate_up(x)
+            square_positive(squared)
+            return squared
         if self.activation == "gelu_tanh":
             gate, up = self.gate_up(x).chunk(2, -1)
             return functional.gelu(gate, approximate="tanh").mul_(up)

@@ -14,13 +14,13 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, pow
 
 
 def rms_norm(x: Tensor, norm: RmsFields, out: Rows, residual: Tensor | None = None) -> None:
-    """Computes ``out = x / rms(x) * weight`` by rows, in float32, rounded before and after the weight.
+    """Computes ``out = x / rms(x) * weight`` by rows, in float32; rounded to the weight's dtype before it too.
 
     With a residual stream it computes ``residual += x`` first, rounded to its dtype, and norms that.
 
     Args:
         x: [rows, hidden] bfloat16, float16 or float32; rows may be strided.
-        norm: with a weight [hidden] of the dtype of ``x``.
+        norm: with a weight [hidden] of the dtype of ``x``, or in float32.
         out: [rows, hidden]: of the dtype of ``x``, also ``x`` itself; or FP8, with the bits of ``quantize_rows``.
         residual: of the shape and dtype of ``x``.
     """
@@ -88,9 +88,9 @@ def normed_row(
     """Returns ``rms_norm`` of a row, padded with zeros, in its dtype. ``scale`` is the norm's weight."""
     full = value.to(tl.float32)
     normed = full * tl.rsqrt(tl.sum(full * full, 0) / SIZE + eps)
-    # As Transformers does: Gemma's norms are not rounded before the weight, others are.
+    # As Transformers does: Gemma's norms are not rounded before the weight, others are, but where it is float32.
     if ADDS_ONE:
         scaled = normed * (1.0 + scale.to(tl.float32))
     else:
-        scaled = normed.to(value.dtype).to(tl.float32) * scale.to(tl.float32)
+        scaled = normed.to(scale.dtype).to(tl.float32) * scale.to(tl.float32)
     return scaled.to(value.dtype)

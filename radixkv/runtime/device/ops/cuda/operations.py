@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_dtype import LayerScales
@@ -16,10 +17,10 @@ from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Norm, Rows, as_tensor
 from radixkv.runtime.device.ops.cuda.delta_net.layer import DeltaNet
-from radixkv.runtime.device.ops.cuda.expert_routing import route
+from radixkv.runtime.device.ops.cuda.expert_routing import SigmoidScores, route
 from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
 from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows, quantize_rows, row_scales
-from radixkv.runtime.device.ops.cuda.grouped_linear import GatedActivation, grouped_linear, grouped_tile
+from radixkv.runtime.device.ops.cuda.grouped_linear import ExpertActivation, grouped_linear, grouped_tile
 from radixkv.runtime.device.ops.cuda.layers import (
     CudaLinear,
     Fp8Linear,
@@ -29,6 +30,8 @@ from radixkv.runtime.device.ops.cuda.layers import (
     Mlp,
     RMSNorm,
 )
+from radixkv.runtime.device.ops.cuda.logit_cap import cap_logits
+from radixkv.runtime.device.ops.cuda.mamba2.layer import Mamba2
 from radixkv.runtime.device.ops.cuda.output_gate import multiply_by_sigmoid
 from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_memory
 from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
@@ -64,10 +67,13 @@ class CudaOperations:
         self._config = config
         self._has_fp8 = has_fp8
         self._cosine_sine = {
-            rope: _cosine_sine(rope, config.rotary_dim, max_positions).to(device)
-            for rope in {config.rope, config.local_rope}
+            (rope, size): _cosine_sine(rope, size, max_positions).to(device)
+            for rope, size in {
+                (config.rope_of(layer), config.heads[layer].rotary_dim) for layer in config.attention_layers
+            }
         }
-        """[max_positions, rotary_dim] float32: cosines, then sines, each of half the rotated dimensions."""
+        """By rotary embedding and number of rotated dimensions, [max_positions, rotary_dim] float32: cosines, then
+        sines, each of half the rotated dimensions."""
 
     def linear(self, weights: LinearWeights) -> CudaLinear:
         """See ``Operations.linear``."""
@@ -90,7 +96,7 @@ class CudaOperations:
         if weights.bias is not None:
             return LayerNorm(weights.weight, weights.bias, self._config.norm_eps)
         scales = None if reader is None else reader.input_scales
-        return RMSNorm(weights.weight, self._config.norm_eps, self._adds_one, scales)
+        return RMSNorm(self._norm_weight(weights.weight), self._config.norm_eps, self._adds_one, scales)
 
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
@@ -98,25 +104,38 @@ class CudaOperations:
 
     def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> base.DeltaNet:
         """See ``Operations.delta_net``."""
-        return DeltaNet(weights, self.linear(weights.inputs), config, self._config.norm_eps)
+        inputs, eps = self.linear(weights.inputs), self._config.norm_eps
+        if config.mamba2 is not None:
+            return Mamba2(weights, inputs, config, config.mamba2, eps)
+        return DeltaNet(weights, inputs, config, eps)
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         """See ``Operations.gated``."""
         multiply_by_sigmoid(x, gate, x)
         return x
 
+    def capped(self, logits: Tensor, cap: float) -> Tensor:
+        """See ``Operations.capped``."""
+        cap_logits(logits, cap)
+        return logits
+
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Experts:
         """See ``Operations.experts``."""
         activation = self._config.activation
-        if activation not in ("silu", "clamped_silu"):
+        if activation not in ("silu", "clamped_silu", "gelu_tanh", "relu2"):
             raise ConfigError(
                 f"this {self._config.architecture} has experts with the activation {activation}, which has no "
                 "kernel on CUDA; use --device cpu"
             )
         shared = None
         if weights.shared is not None:
-            assert weights.shared.weight is not None, "refused by machine.check_model"
-            shared = SharedExpert(self.mlp(weights.shared.mlp), self.linear(weights.shared.weight))
+            weight = weights.shared.weight
+            shared = SharedExpert(self.mlp(weights.shared.mlp), None if weight is None else self.linear(weight))
+        sigmoid = None
+        if config.sigmoid is not None:
+            assert config.sigmoid.n_groups == 1, "refused by machine.check_model"
+            assert weights.correction is not None, "a router by sigmoid has a correction"
+            sigmoid = SigmoidScores(weights.correction, config.sigmoid.scale)
         assert self._has_fp8 or not isinstance(weights.down.weight, Fp8Matrix), "check_fp8_experts refuses this"
         return Experts(
             self.linear(weights.router),
@@ -126,15 +145,25 @@ class CudaOperations:
             n_active=config.n_active,
             normalizes=config.normalizes,
             shared=shared,
+            sigmoid=sigmoid,
+            scales=weights.scales,
         )
 
-    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> base.ExpertsBeside:
+    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> ExpertsBeside:
         """See ``Operations.experts_beside``."""
-        raise AssertionError("refused by machine.check_model")
+        scale, eps = weights.router_scale.float() * len(weights.router_scale) ** -0.5, self._config.norm_eps
+        return ExpertsBeside(
+            experts=self.experts(weights.experts, config),
+            router_norm=RMSNorm(scale, eps),
+            norm=self.norm(weights.norm),
+            after_mlp=self.norm(weights.after_mlp),
+            after_experts=self.norm(weights.after_experts),
+        )
 
-    def layer_input(self, weights: LayerInputWeights) -> base.LayerInput:
+    def layer_input(self, weights: LayerInputWeights) -> LayerInput:
         """See ``Operations.layer_input``."""
-        raise AssertionError("refused by machine.check_model")
+        assert self._config.activation == "gelu_tanh", "all models that have such inputs have it"
+        return LayerInput(self.linear(weights.gate), self.linear(weights.output), self.norm(weights.norm))
 
     def rotate_and_store(
         self,
@@ -146,8 +175,19 @@ class CudaOperations:
     ) -> RotateAndStore:
         """See ``Operations.rotate_and_store``."""
         return RotateAndStore(
-            self._cosine_sine[rope], query_norm, key_norm, self._config.norm_eps, self._adds_one, scales
+            self._cosine_sine[rope, heads.rotary_dim],
+            None if query_norm is None else self._norm_weight(query_norm),
+            None if key_norm is None else self._norm_weight(key_norm),
+            self._config.norm_eps,
+            self._adds_one,
+            scales,
+            has_values=heads.has_values,
+            has_value_norm=self._config.has_value_norm,
         )
+
+    def _norm_weight(self, weight: Tensor) -> Tensor:
+        """Returns the weight of an RMS norm, whose dtype decides what is rounded before it is multiplied."""
+        return weight.float() if self._config.norm == "rms_float32" else weight
 
     @property
     def _adds_one(self) -> bool:
@@ -159,10 +199,14 @@ class SharedExpert:
     """An expert that computes every token, and what its output is multiplied by."""
 
     mlp: base.Mlp
-    weight: base.Linear
+    weight: base.Linear | None
+    """None: by nothing."""
 
     def add(self, x: Tensor, sums: Tensor) -> None:
         """Adds the output for ``x`` to ``sums``; both are [tokens, hidden]."""
+        if self.weight is None:
+            sums.add_(self.mlp(x))
+            return
         multiply_by_sigmoid(self.mlp(x), self.weight(x), sums, adds=True)
 
 
@@ -175,20 +219,36 @@ class Experts(base.Mlp):
     """
 
     router: base.Linear
+    """In float32 where it chooses by sigmoids."""
     gate_up: LinearWeights
     down: LinearWeights
-    activation: GatedActivation
+    activation: ExpertActivation
     n_active: int
     normalizes: bool
     shared: SharedExpert | None = None
+    sigmoid: SigmoidScores | None = None
+    """How the router chooses by sigmoids; None: it chooses by a softmax."""
+    scales: Tensor | None = None
+    """[experts]: what the weights of the experts are multiplied by, after they are normalised."""
     chunk_tokens: int = CHUNK_TOKENS
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Mlp``."""
-        x = as_tensor(x)
+        return self.mixed(as_tensor(x), as_tensor(x), out)
+
+    def mixed(self, x: Tensor, routed: Tensor, out: Tensor | None = None) -> Tensor:
+        """Maps rows as the experts do that the router selects for others.
+
+        Args:
+            x: [rows, hidden], what the experts compute.
+            routed: [rows, hidden], what the router reads.
+            out: [rows, hidden]; None allocates it.
+        """
         out = torch.empty_like(x) if out is None else out
-        for rows, sums in zip(*(torch.split(each, self.chunk_tokens) for each in (x, out)), strict=True):
-            sum_experts(*self._products(rows), sums)
+        for rows, read, sums in zip(
+            *(torch.split(each, self.chunk_tokens) for each in (x, routed, out)), strict=True
+        ):
+            sum_experts(*self._products(rows, read), sums)
             if self.shared is not None:
                 self.shared.add(rows, sums)
         return out
@@ -201,13 +261,17 @@ class Experts(base.Mlp):
         out = new_rows(residual, fields.out_scales)
         for first in range(0, len(residual), self.chunk_tokens):
             last = min(first + self.chunk_tokens, len(residual))
-            products, expert_weights = self._products(as_tensor(x)[first:last])
+            rows = as_tensor(x)[first:last]
+            products, expert_weights = self._products(rows, rows)
             some = out[first:last] if isinstance(out, Tensor) else out.part(first, last)
             sum_experts(products, expert_weights, some, residual[first:last], fields)
         return out
 
-    def _products(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the outputs of each token's experts, [tokens * active, hidden], and their weights."""
+    def _products(self, x: Tensor, routed: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the outputs of each token's experts, [tokens * active, hidden], and their weights.
+
+        Takes what ``mixed`` takes.
+        """
         gate_up, down = self.gate_up.weight, self.down.weight
         assert not isinstance(gate_up, Int4Matrix), "experts in 4 bits are dequantized"
         assert not isinstance(down, Int4Matrix), "experts in 4 bits are dequantized"
@@ -221,11 +285,54 @@ class Experts(base.Mlp):
             has_room=has_much_shared_memory(x),
             has_blocks=isinstance(down, Fp8Matrix) and down.has_blocks,
         )
-        routing = route(self.router(x), self.n_active, tile.rows, normalizes=self.normalizes)
+        routing = route(
+            self.router(routed if self.sigmoid is None else routed.float()),
+            self.n_active,
+            tile.rows,
+            normalizes=self.normalizes,
+            dtype=x.dtype,
+            sigmoid=self.sigmoid,
+            scales=self.scales,
+        )
         gated, products = x.new_empty(n_pairs, n_inner), x.new_empty(n_pairs, hidden)
         grouped_linear(_rounded_for(gate_up, x), self.gate_up, routing, tile, gated, self.activation)
         grouped_linear(_rounded_for(down, gated), self.down, routing, tile, products)
         return products, routing.expert_weights
+
+
+@dataclass(frozen=True)
+class ExpertsBeside(base.ExpertsBeside):
+    """Experts that compute the residual stream beside the MLP, which has a norm of its own before and after.
+
+    The router reads the residual stream divided by its root mean square, times a weight, over the root of the size.
+    """
+
+    experts: Experts
+    router_norm: RMSNorm
+    """Its weight has the root of the size in it."""
+    norm: base.Norm
+    """Of the experts' input."""
+    after_mlp: base.Norm
+    after_experts: base.Norm
+
+    def __call__(self, computed: Tensor, residual: Tensor) -> Tensor:
+        """See ``ops.base.ExpertsBeside``."""
+        mixed = self.experts.mixed(as_tensor(self.norm(residual)), as_tensor(self.router_norm(residual)))
+        return as_tensor(self.after_mlp(computed)).add_(as_tensor(self.after_experts(mixed)))
+
+
+@dataclass(frozen=True)
+class LayerInput(base.LayerInput):
+    """``norm(output(gelu(gate(residual)) * layer_input))``, with GELU's approximation by tanh."""
+
+    gate: base.Linear
+    output: base.Linear
+    norm: base.Norm
+
+    def __call__(self, residual: Tensor, layer_input: Tensor) -> Tensor:
+        """See ``ops.base.LayerInput``."""
+        gated = functional.gelu(self.gate(residual), approximate="tanh").mul_(layer_input)
+        return as_tensor(self.norm(self.output(gated)))
 
 
 def _rounded_for(weight: Tensor | Fp8Matrix, x: Tensor) -> Rows:

@@ -91,11 +91,13 @@ def _norm_heads(
     dtype = x.dtype
     x, other_x = x.to(tl.float32), other_x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
-    x_weight, other_weight = tl.load(weight + dim).to(tl.float32), tl.load(weight + other).to(tl.float32)
-    # As Transformers does: Gemma's norms are not rounded before the weight, others are.
+    x_weight, other_weight = tl.load(weight + dim), tl.load(weight + other)
+    rounded = x_weight.dtype
+    x_weight, other_weight = x_weight.to(tl.float32), other_weight.to(tl.float32)
+    # As Transformers does: Gemma's norms are not rounded before the weight, others are, but where it is float32.
     if ADDS_ONE:
         x, other_x = x * scale * (1.0 + x_weight), other_x * scale * (1.0 + other_weight)
     else:
-        x = (x * scale).to(dtype).to(tl.float32) * x_weight
-        other_x = (other_x * scale).to(dtype).to(tl.float32) * other_weight
+        x = (x * scale).to(rounded).to(tl.float32) * x_weight
+        other_x = (other_x * scale).to(rounded).to(tl.float32) * other_weight
     return x.to(dtype), other_x.to(dtype)

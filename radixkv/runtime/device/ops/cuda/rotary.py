@@ -25,7 +25,8 @@ class RotateAndStore:
     """[positions, rotated dimensions] float32, cosines in the first half, sines in the second. The dimensions after
     these are not rotated."""
     query_norm: Tensor | None
-    """[head_dim], as is ``key_norm``: weights of an RMS norm over each head before rotation; both or neither."""
+    """[head_dim], as is ``key_norm``: weights of an RMS norm over each head before rotation; both or neither, but
+    that a layer without own keys has none for these. What they multiply is rounded to their dtype before."""
     key_norm: Tensor | None
     eps: float
     """Added to the mean squares of these norms."""
@@ -33,6 +34,10 @@ class RotateAndStore:
     """Whether the norms multiply by ``1 + weight``, and round only after that."""
     scales: LayerScales = UNSCALED
     """By which K and V are divided before they are rounded to 8 bits; of no effect otherwise."""
+    has_values: bool = True
+    """Whether values have a projection; if not, they are what that of the keys gives."""
+    has_value_norm: bool = False
+    """Whether values have an RMS norm over each head, without a weight."""
 
     def __call__(self, qkv: Tensor, inputs: TokenInputs, k_cache: Tensor, v_cache: Tensor, q_out: Tensor) -> None:
         """See ``ops.base.RotateAndStore``.
@@ -45,11 +50,13 @@ class RotateAndStore:
             q_out: contiguous, of the dtype of ``qkv``.
         """
         n_tokens, n_heads, head_dim = q_out.shape
-        n_kv_heads = (qkv.shape[1] // head_dim - n_heads) // 2
-        norms = self.query_norm is not None and self.key_norm is not None
+        n_kv_heads = (qkv.shape[1] // head_dim - n_heads) // (2 if self.has_values else 1)
         heads, rotary_dim = power_of_two(n_heads), self.cosine_sine.shape[1]
         is_whole = rotary_dim == head_dim
-        kernel = _rotate_and_store if is_whole else rotate_part_and_store
+        kernel, constants = rotate_part_and_store, {"ROTARY_DIM": rotary_dim}
+        if is_whole:
+            kernel, constants = _rotate_and_store, {"VALUES": self.has_values, "NORMS_VALUES": self.has_value_norm}
+        assert is_whole or (n_kv_heads and self.has_values and not self.has_value_norm), "other models"
         kernel[(n_tokens,)](
             qkv,
             inputs.positions,
@@ -58,19 +65,19 @@ class RotateAndStore:
             k_cache,
             v_cache,
             q_out,
-            self.query_norm if norms else qkv,
-            self.key_norm if norms else qkv,
+            qkv if self.query_norm is None else self.query_norm,
+            qkv if self.key_norm is None else self.key_norm,
             qkv.stride(0),
             self.eps,
             self.scales.k,
             self.scales.v,
-            **({} if is_whole else {"ROTARY_DIM": rotary_dim}),
+            **constants,
             N_HEADS=n_heads,
             N_KV_HEADS=n_kv_heads,
             HEADS=heads,
-            KV_HEADS=power_of_two(n_kv_heads),
+            KV_HEADS=power_of_two(max(n_kv_heads, 1)),
             HEAD_DIM=head_dim,
-            NORMS=norms,
+            NORMS=self.query_norm is not None,
             ADDS_ONE=self.adds_one,
             LARGEST=None if k_cache.dtype == qkv.dtype else FP8_MAX,
             num_warps=warps_for(heads * head_dim, per_thread=32),
@@ -94,6 +101,8 @@ def _rotate_and_store(
     eps: tl.tensor,
     k_scale: tl.tensor,
     v_scale: tl.tensor,
+    VALUES: tl.constexpr,
+    NORMS_VALUES: tl.constexpr,
     N_HEADS: tl.constexpr,
     N_KV_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -122,29 +131,35 @@ def _rotate_and_store(
     source = qkv + token * qkv_stride
     q_first = tl.load(source + query_offsets, is_query, 0.0)
     q_second = tl.load(source + query_offsets + HALF, is_query, 0.0)
-    source += N_HEADS * HEAD_DIM
-    k_first = tl.load(source + key_offsets, is_key, 0.0)
-    k_second = tl.load(source + key_offsets + HALF, is_key, 0.0)
-    v = tl.load(source + N_KV_HEADS * HEAD_DIM + value_offsets, is_key, 0.0)
+    if N_KV_HEADS > 0:
+        source += N_HEADS * HEAD_DIM
+        k_first = tl.load(source + key_offsets, is_key, 0.0)
+        k_second = tl.load(source + key_offsets + HALF, is_key, 0.0)
+        v = tl.load(source + (N_KV_HEADS * HEAD_DIM if VALUES else 0) + value_offsets, is_key, 0.0)
     cosine, sine = tl.load(angles), tl.load(angles + HALF)
     if NORMS:
         q_first, q_second = _norm_heads(q_first, q_second, query_norm, eps, HALF, ADDS_ONE)
-        k_first, k_second = _norm_heads(k_first, k_second, key_norm, eps, HALF, ADDS_ONE)
 
     q_first, q_second = _rotate(q_first, q_second, cosine, sine)
     target = q_out + token * (N_HEADS * HEAD_DIM) + query_offsets
     tl.store(target, q_first, is_query)
     tl.store(target + HALF, q_second, is_query)
 
-    k_first, k_second = _rotate(k_first, k_second, cosine, sine)
-    pool_offset = slot * (N_KV_HEADS * HEAD_DIM)
-    is_stored = is_key & (slot >= 0)
-    if LARGEST is not None:
-        k_first, k_second = to_fp8(k_first, k_scale, LARGEST), to_fp8(k_second, k_scale, LARGEST)
-        v = to_fp8(v, v_scale, LARGEST)
-    tl.store(k_cache + pool_offset + key_offsets, k_first, is_stored)
-    tl.store(k_cache + pool_offset + key_offsets + HALF, k_second, is_stored)
-    tl.store(v_cache + pool_offset + value_offsets, v, is_stored)
+    if N_KV_HEADS > 0:
+        if NORMS:
+            k_first, k_second = _norm_heads(k_first, k_second, key_norm, eps, HALF, ADDS_ONE)
+        k_first, k_second = _rotate(k_first, k_second, cosine, sine)
+        if NORMS_VALUES:
+            full = v.to(tl.float32)
+            v = (full * tl.rsqrt(tl.sum(full * full, 1) / HEAD_DIM + eps)[:, None]).to(v.dtype)
+        pool_offset = slot * (N_KV_HEADS * HEAD_DIM)
+        is_stored = is_key & (slot >= 0)
+        if LARGEST is not None:
+            k_first, k_second = to_fp8(k_first, k_scale, LARGEST), to_fp8(k_second, k_scale, LARGEST)
+            v = to_fp8(v, v_scale, LARGEST)
+        tl.store(k_cache + pool_offset + key_offsets, k_first, is_stored)
+        tl.store(k_cache + pool_offset + key_offsets + HALF, k_second, is_stored)
+        tl.store(v_cache + pool_offset + value_offsets, v, is_stored)
 
 
 @triton.jit
@@ -161,13 +176,15 @@ def _norm_heads(
     first, second = first.to(tl.float32), second.to(tl.float32)
     scale = tl.rsqrt(tl.sum(first * first + second * second, 1) / (2 * HALF) + eps)[:, None]
     weight += tl.arange(0, HALF)[None, :]
-    first_weight, second_weight = tl.load(weight).to(tl.float32), tl.load(weight + HALF).to(tl.float32)
-    # As Transformers does: Gemma's norms are not rounded before the weight, others are.
+    first_weight, second_weight = tl.load(weight), tl.load(weight + HALF)
+    rounded = first_weight.dtype
+    first_weight, second_weight = first_weight.to(tl.float32), second_weight.to(tl.float32)
+    # As Transformers does: Gemma's norms are not rounded before the weight, others are, but where it is float32.
     if ADDS_ONE:
         first, second = first * scale * (1.0 + first_weight), second * scale * (1.0 + second_weight)
     else:
-        first = (first * scale).to(dtype).to(tl.float32) * first_weight
-        second = (second * scale).to(dtype).to(tl.float32) * second_weight
+        first = (first * scale).to(rounded).to(tl.float32) * first_weight
+        second = (second * scale).to(rounded).to(tl.float32) * second_weight
     return first.to(dtype), second.to(dtype)
 
 

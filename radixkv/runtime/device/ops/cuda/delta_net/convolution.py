@@ -1,4 +1,4 @@
-"""The causal convolution before a gated delta net, its activation, and the norm of queries and keys."""
+"""The causal convolution of layers with states, its activation, and the norm of a delta net's queries and keys."""
 
 from __future__ import annotations
 
@@ -15,18 +15,26 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 
 _CHANNELS = 512
 """Channels per program that keeps the last inputs of a row."""
+_PLAIN_CHANNELS = 128
+"""Channels per program that convolves them and norms nothing."""
 _MIN_NORM = tl.constexpr(1e-6)
 """Is added to the squared length of queries and keys before they are divided by it, as in Transformers."""
 
 
 def convolve(
-    x: Tensor, inputs: Tensor, weight: Tensor, sequences: DeviceSequences, config: DeltaNetConfig, out: Tensor
+    x: Tensor,
+    inputs: Tensor,
+    weight: Tensor,
+    sequences: DeviceSequences,
+    config: DeltaNetConfig,
+    out: Tensor,
+    bias: Tensor | None = None,
 ) -> None:
     """Convolves each row's channels over its tokens, activates them (silu), and norms queries and keys.
 
     Each value is a sum over ``n_taps`` tokens in float32, rounded before and after the activation. Heads of queries
-    and keys are divided by their length, queries also by the root of the head size, and rounded again. Then
-    ``inputs`` has the last inputs of each row.
+    and keys of a delta net are divided by their length, queries also by the root of the head size, and rounded
+    again; Mamba2 norms nothing. Then ``inputs`` has the last inputs of each row.
 
     Args:
         x: [tokens, channels, or more] bfloat16, float16 or float32; rows may be strided. Channels are queries, keys
@@ -36,18 +44,21 @@ def convolve(
         sequences: which tokens belong together.
         config: head sizes are powers of two.
         out: [tokens, channels], contiguous.
+        bias: [channels], of Mamba2.
     """
-    n_groups = 2 * config.n_key_heads + config.n_value_heads
-    head_dim = max(config.key_dim, config.value_dim)
+    if config.mamba2 is None:
+        n_groups = 2 * config.n_key_heads + config.n_value_heads
+        head_dim = max(config.key_dim, config.value_dim)
+        sizes = {"N_KEYS": config.n_key_heads, "KEY_DIM": config.key_dim, "VALUE_DIM": config.value_dim}
+    else:  # nothing is normed: channels are cut in any parts
+        n_groups, head_dim = -(-config.n_channels // _PLAIN_CHANNELS), _PLAIN_CHANNELS
+        sizes = {"N_KEYS": 0, "KEY_DIM": _PLAIN_CHANNELS, "VALUE_DIM": _PLAIN_CHANNELS}
     strides = (x.stride(0), sequences.n_batch_slots)
-    sizes = {"N_KEYS": config.n_key_heads, "KEY_DIM": config.key_dim, "VALUE_DIM": config.value_dim}
-    sizes |= {"CHANNELS": config.n_channels, "TAPS": config.n_taps}
+    sizes |= {"CHANNELS": config.n_channels, "TAPS": config.n_taps, "HAS_BIAS": bias is not None}
+    tensors = x, inputs, weight, weight if bias is None else bias, out
     if n_decode := len(sequences.batch_slots):
         _convolve_tokens[n_decode, n_groups](
-            x,
-            inputs,
-            weight,
-            out,
+            *tensors,
             sequences.batch_slots,
             sequences.starts,
             *strides,
@@ -59,10 +70,7 @@ def convolve(
     if sequences.prompts is not None:
         rows, blocks = sequences.prompts
         _convolve_blocks[len(blocks), n_groups](
-            x,
-            inputs,
-            weight,
-            out,
+            *tensors,
             rows,
             blocks,
             *strides,
@@ -87,13 +95,18 @@ def convolve(
 
 @triton.jit
 def _channels_of(
-    group: tl.tensor, N_KEYS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DIM: tl.constexpr
+    group: tl.tensor,
+    N_KEYS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    DIM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Returns the channels of a head, [DIM], and which of them it has."""
+    """Returns the channels of a head, [DIM], and which of them it has. Without keys the last one may be shorter."""
     columns = tl.arange(0, DIM)
     is_value = group >= 2 * N_KEYS
     first = tl.where(is_value, 2 * N_KEYS * KEY_DIM + (group - 2 * N_KEYS) * VALUE_DIM, group * KEY_DIM)
-    return first + columns, columns < tl.where(is_value, VALUE_DIM, KEY_DIM)
+    return first + columns, (columns < tl.where(is_value, VALUE_DIM, KEY_DIM)) & (first + columns < CHANNELS)
 
 
 @triton.jit
@@ -118,6 +131,7 @@ def _convolve_tokens(
     x: tl.tensor,
     inputs: tl.tensor,
     weight: tl.tensor,
+    bias: tl.tensor,
     out: tl.tensor,
     batch_slots: tl.tensor,
     starts: tl.tensor,
@@ -128,11 +142,12 @@ def _convolve_tokens(
     VALUE_DIM: tl.constexpr,
     CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     DIM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    channel, is_channel = _channels_of(group, N_KEYS, KEY_DIM, VALUE_DIM, DIM)
+    channel, is_channel = _channels_of(group, N_KEYS, KEY_DIM, VALUE_DIM, CHANNELS, DIM)
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
@@ -150,9 +165,12 @@ def _convolve_tokens(
             tl.store(seen + (tap - 1) * CHANNELS, last, is_kept)
     total += value.to(tl.float32) * tl.load(weight + channel * TAPS + TAPS - 1, is_channel, 0.0).to(tl.float32)
     tl.store(seen + (TAPS - 2) * CHANNELS, value, is_kept)
+    if HAS_BIAS:
+        total += tl.load(bias + channel, is_channel, 0.0).to(tl.float32)
     dtype = out.dtype.element_ty
     activated = _activated(total, dtype)
-    activated *= _scale_of(tl.sum(activated * activated, 0), group, N_KEYS, KEY_DIM)
+    if N_KEYS > 0:
+        activated *= _scale_of(tl.sum(activated * activated, 0), group, N_KEYS, KEY_DIM)
     tl.store(out + row * CHANNELS + channel, activated.to(dtype), is_channel)
 
 
@@ -162,6 +180,7 @@ def _convolve_blocks(
     x: tl.tensor,
     inputs: tl.tensor,
     weight: tl.tensor,
+    bias: tl.tensor,
     out: tl.tensor,
     rows: tl.tensor,
     blocks: tl.tensor,
@@ -172,13 +191,14 @@ def _convolve_blocks(
     VALUE_DIM: tl.constexpr,
     CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
     DIM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """Also saves the last inputs of blocks whose states are saved: no program reads them where they go."""
     block, group = tl.program_id(0), tl.program_id(1)
-    channel, is_channel = _channels_of(group, N_KEYS, KEY_DIM, VALUE_DIM, DIM)
+    channel, is_channel = _channels_of(group, N_KEYS, KEY_DIM, VALUE_DIM, CHANNELS, DIM)
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
@@ -198,9 +218,12 @@ def _convolve_blocks(
             token - (TAPS - 1 - tap), is_token, channel, is_channel, source, x_stride, seen, has_past, CHANNELS
         )
         total += value.to(tl.float32) * tl.load(weight + channel * TAPS + tap, is_channel, 0.0).to(tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias + channel, is_channel, 0.0).to(tl.float32)
     dtype = out.dtype.element_ty
     activated = _activated(total, dtype)
-    activated *= _scale_of(tl.sum(activated * activated, 1), group, N_KEYS, KEY_DIM)[:, None]
+    if N_KEYS > 0:
+        activated *= _scale_of(tl.sum(activated * activated, 1), group, N_KEYS, KEY_DIM)[:, None]
     target = out + (first + token)[:, None] * CHANNELS + channel[None, :]
     tl.store(target, activated.to(dtype), is_token[:, None] & is_channel[None, :])
     if saved_to >= 0:

@@ -22,7 +22,7 @@ class DeltaNet(base.DeltaNet):
     """A gated delta net (Yang et al., arXiv 2412.06464), up to the projection of its output.
 
     Rows of one token change their states in place. Prompts are computed in blocks of 64 positions with products on
-    tensor cores. Memory: for each token of a step, some four times the size of the layer's inputs.
+    tensor cores. Memory: for each token of a step, some two times the size of the layer's inputs.
     """
 
     weights: DeltaNetWeights
@@ -32,22 +32,28 @@ class DeltaNet(base.DeltaNet):
     eps: float
     """Of the norm of its output."""
 
-    def __call__(self, normed: Rows, sequences: Sequences, states: LayerStates) -> Tensor:
+    def project(self, normed: Rows, out: Tensor) -> None:
+        """See ``ops.base.DeltaNet``."""
+        self.inputs(normed, out)
+
+    def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
         """See ``ops.base.DeltaNet``."""
         assert isinstance(sequences, DeviceSequences), "on CUDA rows are tensors"
         config, weights = self.config, self.weights
-        projected = self.inputs(normed)
-        n_tokens, n_channels = len(projected), config.n_channels
-        convolved = projected.new_empty(n_tokens, n_channels)
+        convolved = projected.new_empty(len(projected), config.n_channels)
         convolve(projected, states.inputs, weights.convolution, sequences, config, convolved)
-        out = projected.new_empty(n_tokens, config.n_value_heads, config.value_dim)
+        out = out.unflatten(1, (config.n_value_heads, config.value_dim))
         gates = weights.log_decay, weights.decay_bias
         if len(sequences.batch_slots):
             step_tokens(convolved, projected, *gates, states.memory, sequences, config, out)
         if (prompts := sequences.prompts) is not None:
             parts = block_parts(convolved, projected, *gates, prompts, config)
             scan_blocks(convolved, parts, states.memory, prompts, config, sequences.n_batch_slots, out)
-        gate = projected[:, n_channels : n_channels + config.n_value_heads * config.value_dim]
-        result = out.flatten(1)
-        gated_norm(out, gate, weights.norm, self.eps, result)
-        return result
+
+    def finish(self, projected: Tensor, read: Tensor) -> Tensor:
+        """See ``ops.base.DeltaNet``."""
+        config = self.config
+        gate = projected[:, config.n_channels : config.n_channels + config.n_values]
+        heads = read.unflatten(1, (config.n_value_heads, config.value_dim))
+        gated_norm(heads, gate, self.weights.norm, self.eps, read)
+        return read

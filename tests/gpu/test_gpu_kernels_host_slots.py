@@ -1,0 +1,125 @@
+"""Pages and states of recurrent layers in one host memory: by the copying kernels, and a driver that moves bytes.
+
+Triton's interpreter runs the kernels; ``test_gpu_host_slots.py`` and ``test_gpu_recurrent.py`` have the rest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from kernel_support import DEVICE, on_kernels
+
+from radixkv.runtime.device.memory.cuda import host_slots
+from radixkv.runtime.device.memory.cuda.copy_pace import CopyPace
+from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
+from radixkv.runtime.device.memory.cuda.host_states import CudaHostStates
+from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
+from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
+from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.memory.state_slots import StateSlots
+from radixkv.runtime.device.model_config.config import DeltaNetConfig
+
+pytestmark = [*on_kernels, pytest.mark.skipif(DEVICE == "cuda", reason="its streams and driver are not real ones")]
+
+PAGE = PageShape(1, 2, 4, 64, torch.float16)
+"""Of 2 KiB, half a page of the machine."""
+DELTA_NETS = DeltaNetConfig(frozenset({0, 2}), n_key_heads=1, n_value_heads=2, key_dim=16, value_dim=20, n_taps=4)
+N_PAGES, N_TREE_SLOTS = 30, 8
+PIECE_BYTES = 18 << 10
+
+
+class PlayedStream:
+    def __init__(self, device: torch.device) -> None:
+        self.stream = self
+
+    def wait(self) -> None:
+        pass
+
+
+class MovingDriver:
+    """Moves bytes at once. Checks that no copy crosses two pieces of the host's memory."""
+
+    def __init__(self) -> None:
+        self.pieces: list[range] = []
+
+    def bus_id(self, device: torch.device) -> str:
+        return ""
+
+    def copy(self, destinations: Any, sources: Any, n_bytes: Any, stream: Any) -> None:
+        for destination, source, size in zip(
+            destinations.tolist(), sources.tolist(), n_bytes.tolist(), strict=True
+        ):
+            on_host = [[at in one for one in self.pieces] for at in (destination, source)]
+            last = [[at + size - 1 in one for one in self.pieces] for at in (destination, source)]
+            assert on_host == last
+            assert sorted(map(any, on_host)) == [False, True], "not between host and device"
+            ctypes.memmove(destination, source, size)
+
+
+def test_pages_and_states_share_pinned_memory_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, device = MovingDriver(), torch.device("cpu")
+    monkeypatch.setattr(host_slots, "_PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(host_slots, "CopyStream", PlayedStream)
+    monkeypatch.setattr(host_slots, "local_cpus", lambda bus_id: None)
+    monkeypatch.setattr(
+        host_slots, "_pin", lambda _, address, n_bytes: driver.pieces.append(range(address, address + n_bytes))
+    )
+    monkeypatch.setattr(host_slots, "_unpin", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    pool = CudaPool(PAGE, N_PAGES, device)
+    states = CudaStates(DELTA_NETS, 2, N_TREE_SLOTS, torch.float16, device)
+    for values in (pool.k, pool.v, *(one for layer in states.layers for one in layer)):
+        values.normal_()
+    n_bytes = 50 * PAGE.n_bytes + 100
+    slots = StateSlots(
+        state_bytes=states.n_bytes,
+        n_states=N_TREE_SLOTS,
+        page_bytes=PAGE.n_bytes,
+        n_pages=N_PAGES,
+        n_bytes=n_bytes,
+    )
+    played: Any = driver
+    pace = CopyPace(lambda: False)
+    host = CudaHostSlots(pool, n_bytes, played, pace, state_slots=slots)
+    stream: Any = PlayedStream(device)
+    host_states = CudaHostStates(states, slots, host.memory, played, pace, stream, stream)
+    assert slots.n_slots >= 3
+    assert host.n_slots == 50 - slots.n_bytes // PAGE.n_bytes
+    while host.n_usable < host.n_slots:
+        time.sleep(0.001)
+    assert len(driver.pieces) > 3
+
+    expected = [one.clone() for one in (pool.k, pool.v)]
+    expected_states = [one.clone() for layer in states.layers for one in layer]
+    n_stored = min(N_PAGES // 2, host.n_slots)
+    sources, places = range(n_stored), range(n_stored)
+    n_states = min(slots.n_slots, N_TREE_SLOTS // 2)
+    host.store(sources, places)
+    host_states.store([(slot, slot) for slot in range(n_states)])
+    for page, slot in zip(sources, places, strict=True):
+        whole = torch.cat([pool.k[0, page], pool.v[0, page]])
+        assert bytes(host.buffer(slot)) == whole.view(torch.uint8).numpy().tobytes()
+    loaded = [N_PAGES - 1 - page for page in sources]
+    host.load(places, loaded)
+    host_states.load([(slot, N_TREE_SLOTS - 1 - slot) for slot in range(n_states)])
+    for cache, wanted in zip((pool.k, pool.v), expected, strict=True):
+        wanted[:, loaded] = wanted[:, list(sources)]
+        assert torch.equal(cache, wanted)
+    for found, wanted in zip((one for layer in states.layers for one in layer), expected_states, strict=True):
+        for slot in range(n_states):
+            wanted[2 + N_TREE_SLOTS - 1 - slot] = wanted[2 + slot]
+        assert torch.equal(found, wanted)
+    buffers = [host.buffer(slot) for slot in range(host.n_slots)]
+    parts = [part for slot in range(slots.n_slots) for part in host_states.buffers(slot)]
+    assert len(parts) + len(buffers) == 50
+    for n, part in enumerate([*parts, *buffers]):
+        part[:] = bytes([n]) * PAGE.n_bytes
+    assert [part[0] for part in (*parts, *buffers)] == [*range(50)], "two slots overlap"
+    for part in (*parts, *buffers):
+        part.release()
+    host.close()
