@@ -197,21 +197,20 @@ def bits(output: RequestOutput) -> list[dict[int, float]]:
 def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_places(
     folder: Path, backend: str
 ) -> None:
-    """Then products have as many rows. Pages and steps of 64 tokens make all chunks so. The cold engine has pages
-    of all layers: it is the host tier that takes them."""
+    """Then products have as many rows, and rows of prompts begin at the same window pages. Pages and steps of 64
+    tokens make all chunks so."""
     system = [*random_ids(200, seed=1), END]
     prompts = [[*system, *random_ids(n, seed=n), END, *random_ids(9, seed=n + 1)] for n in (100, 300, 60)]
     prompts += [[*prompts[0][:290], *random_ids(90, seed=seed)] for seed in (5, 6, 7)]
     params = greedy(80, logprobs=20)
     settings: dict[str, Any] = {
         "max_num_batched_tokens": 64,
-        "max_num_seqs": 8,
+        "max_num_seqs": 1,
         "page_size": 64,
         "attention_backend": backend,
     }
-    with on_gpu(folder, has_windows=False, host_memory_bytes=1 << 28, **settings) as llm:
-        salted = [{"prompt_token_ids": prompt, "cache_salt": f"{n}"} for n, prompt in enumerate(prompts)]
-        cold = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in salted]
+    with on_gpu(folder, enable_prefix_caching=False, **settings) as llm:
+        cold = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
     with on_gpu(folder, **settings) as llm:
         first = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
         again = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
@@ -314,21 +313,25 @@ def test_choices_and_beams_are_those_without_window_pages(folder: Path) -> None:
         for one, other in zip(beam_found, beam_expected, strict=True)
     ]
     print(f"{sum(equal)} of {len(equal)} choices and {sum(beam_equal)} of {len(beam_equal)} best beams are equal")
-    assert sum(equal) >= 0.5 * len(equal)
+    assert sum(equal) >= 0.25 * len(equal), "most answers differ, and not by rounding alone"
 
 
 def test_drafts_change_no_answer(folder: Path) -> None:
-    """A text that repeats itself has drafts, which are rows of the same window table."""
-    prompts = [random_ids(60, seed=seed) * 5 for seed in (1, 2, 3)]
+    """The second time drafts come from the tree, and are rows of the same window tables."""
+    prompts = [random_ids(n, seed=n) for n in (30, 150, 333)]
     params = greedy(100, logprobs=20)
     with on_gpu(folder) as llm:
         alone = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
-    with on_gpu(folder, speculative_config={"method": "ngram", "num_speculative_tokens": 4}) as llm:
-        found = llm.generate(prompts, params, use_tqdm=False)
-        stats = llm.get_metrics()
-    assert stats.drafts is not None
-    print(f"{stats.drafts.accepted_tokens_total} of {stats.drafts.draft_tokens_total} drafts accepted")
-    check_same_answers(alone, [one.outputs[0].token_ids for one in found], tolerance=NEAR_TIE, min_share=0.1)
+    with on_gpu(folder, speculative_config={"method": "tree"}) as llm:
+        for _ in range(2):
+            found = llm.generate(prompts, params, use_tqdm=False)
+            check_same_answers(
+                alone, [one.outputs[0].token_ids for one in found], tolerance=NEAR_TIE, min_share=0.1
+            )
+        drafts = llm.get_metrics().drafts
+    assert drafts is not None
+    print(f"{drafts.accepted_tokens_total} of {drafts.draft_tokens_total} drafts accepted")
+    assert drafts.accepted_tokens_total > 0
 
 
 def test_many_requests_with_few_slabs(folder: Path) -> None:
