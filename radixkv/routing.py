@@ -41,9 +41,9 @@ class ServerChoice(Generic[Server]):
     each server. Requests that have ended count as well, because a server that gets most of the traffic, as it does
     when all prompts begin alike, has to cache most of it.
 
-    What is usual is a mean over about as many requests as were in flight at most lately, and 32 for each server.
-    Chats whose turns end together come back together: those of one server may then be in flight while those of
-    another are between two turns, which says nothing about the work that the servers have.
+    What is usual is a mean over about as many requests as were in flight at most lately. Chats whose turns end
+    together come back together: those of one server may then be in flight while those of another are between two
+    turns, which says nothing about the work that the servers have.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class ServerChoice(Generic[Server]):
     def _usual_in_flight(self, in_flight: Mapping[Server, float]) -> dict[Server, float]:
         """Returns the means of what servers have in flight, up to now."""
         self._n_most = max(sum(in_flight.values()), _MOST_DECAY * self._n_most)
-        n_requests = RECENT_REQUESTS * len(in_flight) + self._n_most
+        n_requests = max(1.0, self._n_most)
         for server, number in in_flight.items():
             usual = self._usual.get(server, number)
             self._usual[server] = usual + (number - usual) / n_requests
