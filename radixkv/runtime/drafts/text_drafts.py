@@ -278,7 +278,7 @@ class TextDrafts(Drafts):
         self._n_looked_at += _N_LOOKED_AT
         looked_at = [requests[(first + index) % n_rows] for index in range(min(n_rows, _N_LOOKED_AT))]
         guesses = [
-            self._guess(request) if request.phase is not Phase.FINISHED and request.max_drafts > 1 else None
+            self._guess(request) if request.phase is Phase.RUNNING and request.max_drafts > 1 else None
             for request in looked_at
         ]
         chances = [[] if guess is None else self._chances(guess) for guess in guesses]

@@ -92,6 +92,7 @@ class Simulation:
         self.truths[slot] = self.text(self.rng, 400 + self.rng.randrange(200))
         prompt = pack_tokens(self.truths[slot][:100])
         self.requests[slot] = Request(f"{slot}", Namespace(), bytearray(prompt), 100, 1000, batch_slot=slot)
+        self.requests[slot].phase = Phase.RUNNING
 
     def run(self, seconds: float) -> float:
         """Returns tokens a second."""
@@ -268,6 +269,25 @@ def test_few_rows_of_a_step_without_drafts_are_searched(monkeypatch: pytest.Monk
     n_tokens = simulation.n_tokens
     simulation.run(4.0)
     assert n_searches <= 17 * (simulation.n_tokens - n_tokens) / 32
+
+
+@pytest.mark.parametrize("phase", [Phase.PREEMPTED, Phase.WAITING, Phase.PAUSED, Phase.LOADING])
+def test_a_request_that_has_lost_its_pages_while_a_step_ran_is_not_searched(
+    phase: Phase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation = Simulation(unrelated, 4, flat, wait_s=1e-3)
+    simulation.run(1.0)
+    searched, search = [], TextDrafts._guess
+
+    def recording(self: TextDrafts, request: Request) -> object:
+        searched.append(request.phase)
+        return search(self, request)
+
+    monkeypatch.setattr(TextDrafts, "_guess", recording)
+    for _ in range(100):
+        simulation.requests[2].phase = phase
+        simulation._step()
+    assert set(searched) == {Phase.RUNNING}
 
 
 def test_drafts_end_when_steps_without_them_have_become_faster() -> None:
