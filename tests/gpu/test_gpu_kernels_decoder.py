@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, TokenI
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack import RowArrays
+from radixkv.runtime.device.weights.safetensors import TensorSource
 from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, random_ids
@@ -57,6 +60,25 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
     return resolve(str(tmp_path / "model"))
 
 
+class LateTensors:
+    """Loads tensors only when it is told to, as they come late on a GPU; until then they are NaN."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self._source = source
+        self._loads: list[Callable[[], None]] = []
+
+    def fill(self, name: str, out: Tensor) -> None:
+        out.fill_(float("nan"))
+        self._loads.append(partial(self._source.fill, name, out))
+
+    def compute(self, names: Sequence[str], use: Callable[[Sequence[Tensor]], None]) -> None:
+        self._loads.append(partial(self._source.compute, names, use))
+
+    def load(self) -> None:
+        for load in self._loads:
+            load()
+
+
 class World:
     """One sequence in a pool, and the decoder that computes it."""
 
@@ -64,8 +86,9 @@ class World:
         device = torch.device(DEVICE)
         with torch.inference_mode():
             with open_weights(checkpoint, load_format="auto", dtype=torch.float32, device=device) as weights:
-                config = weights.config
-                self.decoder = Decoder(weights, CudaOperations(config, 128, device))
+                config, late = weights.config, LateTensors(weights.source)
+                self.decoder = Decoder(replace(weights, source=late), CudaOperations(config, 128, device))
+                late.load()
             states = None
             if config.delta_nets is not None:
                 states = CudaStates(config.delta_nets, 1, 0, torch.float32, device)

@@ -283,7 +283,10 @@ class LayerInput(Protocol):
 
 
 class Operations(Protocol):
-    """Builds the operations of a decoder from its weights."""
+    """Builds the operations of a decoder from its weights.
+
+    On a GPU these are still being loaded meanwhile: nothing here may read their values.
+    """
 
     def linear(self, weights: LinearWeights) -> Linear:
         """Returns a matrix product."""

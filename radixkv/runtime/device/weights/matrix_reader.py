@@ -43,6 +43,8 @@ class MatrixReader:
     """The parts of matrices that are dequantized whole."""
     dense_suffixes: tuple[str, ...] = ()
     """Ends of the names of matrices that are always kept in ``dtype``."""
+    norm_dtype: torch.dtype | None = None
+    """Of the weights of norms; None: ``dtype``."""
 
     def read(self, name: str) -> Tensor:
         """Reads a tensor by its full name, in ``dtype``."""
@@ -50,8 +52,9 @@ class MatrixReader:
 
     def norm(self, name: str) -> NormWeights:
         """Reads a norm, and its bias if it has one; ``name`` has no suffix."""
-        bias = self.read(f"{name}.bias") if f"{name}.bias" in self.shapes else None
-        return NormWeights(self.read(f"{name}.weight"), bias)
+        weight = torch.empty(self.shapes[f"{name}.weight"], dtype=self.norm_dtype or self.dtype, device=self.device)
+        self.fill(f"{name}.weight", weight)
+        return NormWeights(weight, self.read(f"{name}.bias") if f"{name}.bias" in self.shapes else None)
 
     def linear(self, *parts: str) -> LinearWeights:
         """Reads matrices that share an input, stacked, and their biases if they have any; names have no suffix."""

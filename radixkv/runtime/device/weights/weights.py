@@ -105,6 +105,7 @@ class Weights:
             self.kept,
             self.cuts,
             self._dense_suffixes,
+            torch.float32 if self.config.norm == "rms_float32" else None,
         )
 
     @property
@@ -267,9 +268,6 @@ class Weights:
         """Returns the weights of one layer. Raises ``CheckpointError``."""
         names, config = self.config.names, self.config
 
-        def read(name: str) -> Tensor:
-            return self._reader.read(f"{name.format(layer=index)}.weight")
-
         def linear(*parts: str) -> LinearWeights:
             return self._reader.linear(*(name.format(layer=index) for name in parts))
 
@@ -293,8 +291,8 @@ class Weights:
             has_key_norm = config.has_query_key_norm and config.heads[index].source is None
             mixer = AttentionWeights(
                 query_key_value=query_key_value,
-                query_norm=read(names.query_norm) if config.has_query_key_norm else None,
-                key_norm=read(names.key_norm) if has_key_norm else None,
+                query_norm=norm(names.query_norm).weight if config.has_query_key_norm else None,
+                key_norm=norm(names.key_norm).weight if has_key_norm else None,
                 sinks=self._reader.read(names.sinks.format(layer=index)) if config.has_sinks else None,
                 output_gate=output_gate,
             )

@@ -96,7 +96,7 @@ class CudaOperations:
         if weights.bias is not None:
             return LayerNorm(weights.weight, weights.bias, self._config.norm_eps)
         scales = None if reader is None else reader.input_scales
-        return RMSNorm(self._norm_weight(weights.weight), self._config.norm_eps, self._adds_one, scales)
+        return RMSNorm(weights.weight, self._config.norm_eps, self._adds_one, scales)
 
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
@@ -151,10 +151,9 @@ class CudaOperations:
 
     def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> ExpertsBeside:
         """See ``Operations.experts_beside``."""
-        scale, eps = weights.router_scale.float() * len(weights.router_scale) ** -0.5, self._config.norm_eps
         return ExpertsBeside(
             experts=self.experts(weights.experts, config),
-            router_norm=RMSNorm(scale, eps),
+            router_norm=RMSNorm(weights.router_scale, self._config.norm_eps),
             norm=self.norm(weights.norm),
             after_mlp=self.norm(weights.after_mlp),
             after_experts=self.norm(weights.after_experts),
@@ -176,18 +175,14 @@ class CudaOperations:
         """See ``Operations.rotate_and_store``."""
         return RotateAndStore(
             self._cosine_sine[rope, heads.rotary_dim],
-            None if query_norm is None else self._norm_weight(query_norm),
-            None if key_norm is None else self._norm_weight(key_norm),
+            query_norm,
+            key_norm,
             self._config.norm_eps,
             self._adds_one,
             scales,
             has_values=heads.has_values,
             has_value_norm=self._config.has_value_norm,
         )
-
-    def _norm_weight(self, weight: Tensor) -> Tensor:
-        """Returns the weight of an RMS norm, whose dtype decides what is rounded before it is multiplied."""
-        return weight.float() if self._config.norm == "rms_float32" else weight
 
     @property
     def _adds_one(self) -> bool:
@@ -309,7 +304,6 @@ class ExpertsBeside(base.ExpertsBeside):
 
     experts: Experts
     router_norm: RMSNorm
-    """Its weight has the root of the size in it."""
     norm: base.Norm
     """Of the experts' input."""
     after_mlp: base.Norm
@@ -317,7 +311,8 @@ class ExpertsBeside(base.ExpertsBeside):
 
     def __call__(self, computed: Tensor, residual: Tensor) -> Tensor:
         """See ``ops.base.ExpertsBeside``."""
-        mixed = self.experts.mixed(as_tensor(self.norm(residual)), as_tensor(self.router_norm(residual)))
+        routed = as_tensor(self.router_norm(residual)).mul_(residual.shape[1] ** -0.5)
+        mixed = self.experts.mixed(as_tensor(self.norm(residual)), routed)
         return as_tensor(self.after_mlp(computed)).add_(as_tensor(self.after_experts(mixed)))
 
 
