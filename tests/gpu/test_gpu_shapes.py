@@ -164,7 +164,7 @@ def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_place
     prompts = [[*system, *random_ids(n, seed=n)] for n in (100, 301, 61)]
     prompts += [[*prompts[0][:290], *random_ids(91, seed=seed)] for seed in (5, 6, 7)]
     params = greedy(12, logprobs=20)
-    settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "page_size": 64}
+    settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 1, "page_size": 64}
     with on_gpu(folder, enable_prefix_caching=False, **settings) as llm:
         cold = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
     with on_gpu(folder, **settings) as llm:

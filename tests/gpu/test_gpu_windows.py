@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from gpu_support import (
-    NEAR_TIE,
-    Scores,
-    check_same_answers,
-    deviation,
-    engine_scores,
-    family,
-    greedy,
-    opened,
-    random_ids,
-    save,
-    sequence_of,
-)
+from cpu_oracle import check_same_bits, check_scores, first_difference
+from gpu_support import check_same_answers, family, greedy, opened, random_ids, save
 
 from radixkv import LLM, SamplingParams
-from radixkv.llm.outputs import RequestOutput
 
 WINDOW, END = 128, 2
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {
         "model_type": "gemma3_text",
+        "initializer_range": 0.02,
         "query_pre_attn_scalar": 100,
         "num_hidden_layers": 7,
         "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"],
@@ -52,9 +41,14 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 NOISE = 2.5
 """Allowed distance from float32, as a multiple of that of the CPU's own bfloat16."""
-N_TOP = 8
 BACKENDS = ["triton", "flashinfer"]
 """FlashInfer's kernels are FA3 on Hopper, and FA2 elsewhere."""
+
+
+def near_tie(folder: Path) -> float:
+    """Returns the difference of two log-probabilities that noise may turn round: three times that of bfloat16 in
+    Gemma 3's small model, whose norms enlarge it, and more in that of GPT-OSS."""
+    return 0.9 if folder.name.startswith("gemma3") else 0.3
 
 
 @pytest.fixture(scope="module", params=[*MODELS])
@@ -134,21 +128,6 @@ def spread(cache: torch.Tensor, distance: int) -> torch.Tensor:
     return view
 
 
-def cpu_scores(folder: Path, sequences: Sequence[Sequence[int]], dtype: str) -> list[Scores]:
-    """Returns log-probabilities of the likeliest tokens at each position but the first."""
-    with opened(folder, device="cpu", dtype=dtype, enable_prefix_caching=False, max_num_seqs=4) as llm:
-        outputs = llm.generate([list(one) for one in sequences], greedy(1, prompt_logprobs=20), use_tqdm=False)
-    return [engine_scores(output)[0] for output in outputs]
-
-
-def top_of(scores: Scores) -> list[tuple[int, int]]:
-    """Returns position and token of the likeliest tokens of each position."""
-    by_position: dict[int, list[tuple[float, int]]] = {}
-    for (position, token), score in scores.items():
-        by_position.setdefault(position, []).append((score, token))
-    return [(position, token) for position, found in by_position.items() for _, token in sorted(found)[-N_TOP:]]
-
-
 @pytest.mark.parametrize(
     ("settings", "noise"),
     [
@@ -164,33 +143,8 @@ def test_scores_are_those_of_the_cpu_up_to_rounding(folder: Path, settings: dict
     prompts = [random_ids(n, seed=n) for n in (900, 1, 333, 120, 17)]
     with on_gpu(folder, max_num_batched_tokens=200, **settings) as llm:
         outputs = llm.generate(prompts, greedy(40, logprobs=20, prompt_logprobs=20), use_tqdm=False)
-    sequences = [sequence_of(output) for output in outputs]
-    exact, rounded = (cpu_scores(folder, sequences, dtype) for dtype in ("float32", "bfloat16"))
-    for part, where in enumerate(("prompts", "answers")):
-        ours: list[float] = []
-        theirs: list[float] = []
-        n_wanted = 0
-        for output, expected, near in zip(outputs, exact, rounded, strict=True):
-            found = engine_scores(output)[part]
-            positions = {position for position, _ in found}
-            wanted = [key for key in top_of(expected) if key[0] in positions]
-            n_wanted += len(wanted)
-            ours += [found[key] - expected[key] for key in wanted if key in found]
-            theirs += [near[key] - expected[key] for key in wanted if key in near]
-        print(
-            f"{settings} {where}: off by {deviation(ours):.5f} (CPU in bfloat16 {deviation(theirs):.5f}), at most "
-            f"{max(map(abs, ours)):.4f} ({max(map(abs, theirs)):.4f}); {len(ours)} of {n_wanted} scores"
-        )
-        assert len(ours) > 0.85 * n_wanted, "the likeliest tokens are not among those reported"
-        assert deviation(ours) <= noise * deviation(theirs)
-        assert max(map(abs, ours)) <= 2.5 * noise * max(map(abs, theirs))
-
-
-def bits(output: RequestOutput) -> list[dict[int, float]]:
-    """Returns all log-probabilities of an answer."""
-    (answer,) = output.outputs
-    assert answer.logprobs is not None
-    return [{token: one.logprob for token, one in position.items()} for position in answer.logprobs]
+    # Gemma 3's small model is noisy, and 8 bits move likely tokens out of the reported ones.
+    check_scores(f"{settings}", outputs, folder, noise, min_share=0.6 if "kv_cache_dtype" in settings else 0.85)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -220,21 +174,8 @@ def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_place
     assert all((one.num_cached_tokens or 0) >= 192 for one in again)
     assert windows is not None
     assert windows.hits_total >= 10
-    for name, found in (("first", first), ("again", again)):
-        for index, (one, other) in enumerate(zip(found, cold, strict=True)):
-            difference = max(
-                abs(mine.get(token, -99.0) - score)
-                for mine, theirs in zip(bits(one), bits(other), strict=True)
-                for token, score in theirs.items()
-            )
-            assert bits(one) == bits(other), f"prompt {index}, {name}: log-probabilities differ by {difference}"
-
-
-def first_difference(one: RequestOutput, other: RequestOutput) -> int:
-    """Returns how many tokens two answers have in common."""
-    pairs = zip(one.outputs[0].token_ids, other.outputs[0].token_ids, strict=True)
-    differing = [index for index, (mine, theirs) in enumerate(pairs) if mine != theirs]
-    return differing[0] if differing else len(one.outputs[0].token_ids)
+    for found in (first, again):
+        check_same_bits(found, cold)
 
 
 def test_answers_in_graphs_are_those_without(folder: Path) -> None:
@@ -248,7 +189,7 @@ def test_answers_in_graphs_are_those_without(folder: Path) -> None:
             found = llm.generate(prompts[:n], params, use_tqdm=False)
             print(f"{n} rows: equal for {[first_difference(*pair) for pair in zip(eager, found, strict=False)]}")
             answers = [one.outputs[0].token_ids for one in found]
-            check_same_answers(eager[:n], answers, tolerance=NEAR_TIE, min_share=0.1)
+            check_same_answers(eager[:n], answers, tolerance=near_tie(folder), min_share=0.1)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -263,7 +204,7 @@ def test_long_chats_beyond_the_window(folder: Path, backend: str) -> None:
             found = llm.generate(chats, greedy(60, logprobs=20), use_tqdm=False)
             alone = [cold.generate([chat], greedy(60, logprobs=20), use_tqdm=False)[0] for chat in chats]
             check_same_answers(
-                alone, [one.outputs[0].token_ids for one in found], tolerance=NEAR_TIE, min_share=0.1
+                alone, [one.outputs[0].token_ids for one in found], tolerance=near_tie(folder), min_share=0.1
             )
             cached = [one.num_cached_tokens or 0 for one in found]
             print(f"turn {turn}: {cached} of {[len(chat) for chat in chats]} tokens cached")
@@ -287,7 +228,9 @@ def test_many_rows_that_share_pages(folder: Path, backend: str) -> None:
         llm.generate([system], greedy(1), use_tqdm=False)
         found = llm.generate(prompts, params, use_tqdm=False)
     print("cached", sorted({one.num_cached_tokens for one in found}))
-    check_same_answers(alone, [one.outputs[0].token_ids for one in found], tolerance=NEAR_TIE, min_share=0.3)
+    check_same_answers(
+        alone, [one.outputs[0].token_ids for one in found], tolerance=near_tie(folder), min_share=0.3
+    )
     assert sum(one.num_cached_tokens or 0 for one in found) > 40 * 1400
 
 
@@ -326,7 +269,7 @@ def test_drafts_change_no_answer(folder: Path) -> None:
         for _ in range(2):
             found = llm.generate(prompts, params, use_tqdm=False)
             check_same_answers(
-                alone, [one.outputs[0].token_ids for one in found], tolerance=NEAR_TIE, min_share=0.1
+                alone, [one.outputs[0].token_ids for one in found], tolerance=near_tie(folder), min_share=0.1
             )
         drafts = llm.get_metrics().drafts
     assert drafts is not None
@@ -358,7 +301,7 @@ def test_many_requests_with_few_slabs(folder: Path) -> None:
                 f"equal for {sum(equal) / len(equal):.1f} of 24 tokens on average"
             )
             answers = [one.outputs[0].token_ids for one in found]
-            check_same_answers(alone, answers, tolerance=NEAR_TIE, min_share=0.3)
+            check_same_answers(alone, answers, tolerance=near_tie(folder), min_share=0.3)
             assert n_cached > 0
 
 
