@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import pytest
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.cpu import executor
 from radixkv.runtime.device.cpu.executor import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.model_config.config import DecoderConfig
@@ -21,6 +23,7 @@ from support.cases import covering
 from support.device_support import CHECKPOINTS, random_ids
 from support.quantized_checkpoints import save_quantized
 from support.rank_threads import RankThreads
+from support.sliced_operations import SlicedOperations
 
 Get = Callable[[str], Checkpoint]
 SETTINGS = DeviceSettings(
@@ -95,6 +98,22 @@ def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) ->
     for before, after in zip(expected, found, strict=True):
         assert after.tokens == before.tokens
         assert after.logprobs == pytest.approx(before.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_ranks"),
+    [case for case in covering(DIVIDED, [2, 4]) if case.values not in UNDIVIDED]
+    + [pytest.param(name, 2) for name in DIVIDED_HYBRIDS],
+)
+def test_ranks_have_the_bits_of_one_process_that_multiplies_in_slices(
+    checkpoint: Get, name: str, n_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(executor, "CpuOperations", partial(SlicedOperations, n_slices=n_ranks))
+        alone = CpuExecutor(checkpoint(name), SETTINGS)
+    expected = answers(lambda plan: alone.launch(plan).sample(None).result(), chunk=64)
+    with RankThreads(checkpoint(name), divided(n_ranks), n_ranks) as ranks:
+        assert answers(ranks.execute, chunk=64) == expected
 
 
 def divided(n_ranks: int) -> DeviceSettings:
