@@ -21,7 +21,7 @@ from result_lines import add_gpu_flags, report, script_parser
 from torch import Tensor
 
 from gpu import gpu_provenance
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, LayerStates
 from radixkv.runtime.device.ops.cuda.delta_net.blocks import block_bytes, block_parts
 from radixkv.runtime.device.ops.cuda.delta_net.convolution import convolve

@@ -11,7 +11,7 @@ import torch
 from kernel_support import DEVICE, integers, normal, poisoned
 from torch import Tensor
 
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, LayerStates
 from radixkv.runtime.device.ops.cuda.delta_net.layer import DeltaNet
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays

@@ -10,7 +10,7 @@ from delta_net_world import N_BATCH_SLOTS, N_TREE_SLOTS, PADDING, Span, rounded,
 from kernel_support import DEVICE, normal, poisoned
 from torch import Tensor
 
-from radixkv.runtime.device.model_config.config import DeltaNetConfig, Mamba2Config
+from radixkv.runtime.device.model_config.states import DeltaNetConfig, Mamba2Config
 from radixkv.runtime.device.ops.base import LayerStates
 from radixkv.runtime.device.ops.cuda.layers import Linear
 from radixkv.runtime.device.ops.cuda.mamba2.layer import Mamba2

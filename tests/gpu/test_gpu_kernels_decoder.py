@@ -24,8 +24,8 @@ from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, TokenI
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack import RowArrays
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.safetensors import TensorSource
-from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, random_ids
 from support.poison import poison

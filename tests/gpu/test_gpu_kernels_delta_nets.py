@@ -9,7 +9,7 @@ from delta_net_world import HALVES, N_BATCH_SLOTS, PADDING, Span, World, check, 
 from kernel_support import DEVICE, check_close, normal, on_kernels, poisoned
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 from radixkv.runtime.device.ops.cuda.delta_net.gated_norm import gated_norm
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
 from radixkv.runtime.device.pack import RowArrays

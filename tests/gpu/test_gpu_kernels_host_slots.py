@@ -22,7 +22,7 @@ from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.memory.state_slots import StateSlots
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 
 pytestmark = [*on_kernels, pytest.mark.skipif(DEVICE == "cuda", reason="its streams and driver are not real ones")]
 

@@ -31,7 +31,7 @@ from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack import Packer
-from radixkv.runtime.device.weights.weights import open_weights
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.step.plan import Row, StateFork, StateLoad, StateSave, StepPlan
 from support.checkpoints import save_checkpoint
 from support.device_support import GREEDY, HYBRIDS, load_oracle, random_ids, tokens_of

@@ -10,7 +10,7 @@ from delta_net_world import HALVES, N_BATCH_SLOTS, PADDING, Span, check
 from kernel_support import DEVICE, check_close, normal, on_kernels, poisoned, triton
 from mamba2_world import Mamba2World, mamba2
 
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 from radixkv.runtime.device.ops.cuda.activation import square_positive
 from radixkv.runtime.device.ops.cuda.delta_net.gates import softplus
 from radixkv.runtime.device.ops.cuda.mamba2.gated_norm import gated_group_norm

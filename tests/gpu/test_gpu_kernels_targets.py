@@ -21,8 +21,9 @@ from radixkv.runtime.device.attention.cuda import sinks as sinks_kernel
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Variant, choose_tile_config
 from radixkv.runtime.device.attention.cuda.triton_prefill import choose_prefill_tile
 from radixkv.runtime.device.kv_dtype import FP8_MAX
-from radixkv.runtime.device.machine import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.machine import MIN_FP8_CAPABILITY
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_support import MAX_HEADS_PER_KV_HEAD
 from radixkv.runtime.device.ops.cuda import expert_routing as routing
 from radixkv.runtime.device.ops.cuda import (
     fp8_linear,

@@ -33,7 +33,7 @@ from radixkv.runtime.device.memory.slab_shape import SlabShape
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack import Packer
-from radixkv.runtime.device.weights.weights import open_weights
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.window_changes import check_window_pages
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.window_pool import max_window_pages

@@ -17,9 +17,10 @@ from radixkv.errors import CheckpointError
 from radixkv.runtime.device.machine import check_machine, inspect_machine
 from radixkv.runtime.device.memory.cuda.pool_size import measure_memory
 from radixkv.runtime.device.weights.layer_weights import AttentionWeights, ExpertsWeights, MlpWeights
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.shapes import tensor_shapes
 from radixkv.runtime.device.weights.shards import Shard
-from radixkv.runtime.device.weights.weights import Weights, open_weights
+from radixkv.runtime.device.weights.weights import Weights
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS
 from support.quantized_checkpoints import FORMATS, save_quantized

@@ -21,8 +21,8 @@ from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.pack import PackedStep, Packer
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.parallel_load import in_pieces
-from radixkv.runtime.device.weights.weights import open_weights
 from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 from support.checkpoints import VOCAB
 from support.poison import poison

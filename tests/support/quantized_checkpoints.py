@@ -16,7 +16,8 @@ from torch import Tensor
 
 from radixkv.checkpoints import resolve
 from radixkv.runtime.device.weights.layer_weights import LinearWeights, MlpWeights
-from radixkv.runtime.device.weights.weights import Weights, open_weights
+from radixkv.runtime.device.weights.open import open_weights
+from radixkv.runtime.device.weights.weights import Weights
 from radixkv.settings.config import LoadFormat
 from support.checkpoints import save_checkpoint
 

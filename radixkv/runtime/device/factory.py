@@ -21,20 +21,18 @@ from radixkv.runtime.device.cuda.model_size import model_size
 from radixkv.runtime.device.cuda.preflight import check_for_cuda
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.machine import (
-    HEAD_SIZES,
     MIN_CAPABILITY,
     Gpu,
     Machine,
     check_attention_backend,
     check_gpus,
     check_machine,
-    has_expert_groups,
     inspect_machine,
-    unsupported_state_sizes,
 )
 from radixkv.runtime.device.memory.slab_shape import are_mixed
 from radixkv.runtime.device.memory_check import require_host_memory
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_support import HEAD_SIZES, has_expert_groups, unsupported_state_sizes
 from radixkv.runtime.device.ops.cpu.collectives import GlooCollectives
 from radixkv.runtime.device.resolved_config import (
     GPU_MEMORY_UTILIZATION,

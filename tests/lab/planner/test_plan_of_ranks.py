@@ -18,8 +18,8 @@ from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.cli import main
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.shards import Shard
-from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS
 from support.json_lines import read_lines

@@ -21,7 +21,6 @@ from radixkv.errors import ConfigError
 from radixkv.runtime.device.cuda.preflight import check_for_cuda
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.machine import (
-    HEAD_SIZES,
     PACKAGES,
     PAGE_SIZES,
     Gpu,
@@ -31,7 +30,6 @@ from radixkv.runtime.device.machine import (
     check_kv_cache_dtype,
     check_machine,
     check_max_num_seqs,
-    check_model,
     check_page_size,
     check_weights_fit,
     choose_attention_backend,
@@ -41,6 +39,7 @@ from radixkv.runtime.device.machine import (
     version,
 )
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_support import HEAD_SIZES, check_model
 from radixkv.settings.config import AttentionBackend
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS

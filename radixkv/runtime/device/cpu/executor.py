@@ -40,8 +40,9 @@ from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.ops.summed import Summed, SummedOperations
 from radixkv.runtime.device.pack import Ints, PackedStep, Packer
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.shards import Shard
-from radixkv.runtime.device.weights.weights import Weights, open_weights
+from radixkv.runtime.device.weights.weights import Weights
 from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.page_copier import SlotPart
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan

@@ -27,7 +27,6 @@ from radixkv.runtime.device.machine import (
     check_machine,
     choose_attention_backend,
     choose_dtype,
-    only_triton,
 )
 from radixkv.runtime.device.memory.cuda.pool_size import measure_memory, plan_pages
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
@@ -36,7 +35,9 @@ from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.slab_shape import empty_slabs, open_slabs
 from radixkv.runtime.device.memory.state_size import count_states
 from radixkv.runtime.device.model.decoder import Decoder
-from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_support import only_triton
 from radixkv.runtime.device.ops.base import Operations
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
 from radixkv.runtime.device.ops.cuda.delta_net import blocks as delta_net_blocks
@@ -48,8 +49,8 @@ from radixkv.runtime.device.ops.summed import SummedOperations
 from radixkv.runtime.device.pack import Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
 from radixkv.runtime.device.start_times import StartTimes
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.shards import Shard
-from radixkv.runtime.device.weights.weights import open_weights
 
 logger = logging.getLogger(__name__)
 

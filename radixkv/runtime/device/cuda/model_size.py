@@ -8,12 +8,13 @@ import torch
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name
-from radixkv.runtime.device.machine import check_model, choose_dtype
+from radixkv.runtime.device.machine import choose_dtype
 from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.state_size import state_bytes
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_support import check_model
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.shards import Shard
-from radixkv.runtime.device.weights.weights import open_weights
 
 
 @dataclass(frozen=True)

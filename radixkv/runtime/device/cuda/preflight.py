@@ -11,7 +11,6 @@ from radixkv.runtime.device.machine import (
     check_fp8_experts,
     check_kv_cache_dtype,
     check_max_num_seqs,
-    check_model,
     check_page_size,
     check_states_fit,
     check_weights_fit,
@@ -20,8 +19,9 @@ from radixkv.runtime.device.machine import (
 from radixkv.runtime.device.memory.cuda.pool_size import MemoryUse, plan_pages
 from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.state_size import all_states_bytes
+from radixkv.runtime.device.model_support import check_model
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.shards import Shard
-from radixkv.runtime.device.weights.weights import open_weights
 
 
 def check_for_cuda(checkpoint: Checkpoint, gpu: Gpu, settings: DeviceSettings) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 
 
 def state_bytes(config: DeltaNetConfig, dtype: torch.dtype) -> int:

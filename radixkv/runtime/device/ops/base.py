@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.kv_dtype import LayerScales
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.model_config.experts import ExpertConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 from radixkv.runtime.device.pack import ArrayT
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,

@@ -8,10 +8,10 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from radixkv.runtime.device.kv_dtype import LayerScales
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.model_config.experts import ExpertConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 from radixkv.runtime.device.ops.base import (
     DeltaNet,
     ExpertsBeside,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 
 TensorShapes = dict[str, tuple[int, ...]]
 """Tensor shapes by full name."""

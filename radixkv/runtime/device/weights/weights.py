@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig
@@ -35,29 +32,20 @@ from radixkv.runtime.device.weights.layer_weights import (
     expert_of,
 )
 from radixkv.runtime.device.weights.matrix_reader import MatrixFormat, MatrixReader
-from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelLoader, PinnedLane
-from radixkv.runtime.device.weights.quantization.fp8 import fp8_scales
-from radixkv.runtime.device.weights.quantization.int4 import Gptq, int4_groups
+from radixkv.runtime.device.weights.parallel_load import N_LANES
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
-from radixkv.runtime.device.weights.quantization.parse import check_quantization, parse_scheme
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
-from radixkv.runtime.device.weights.safetensors import Header, RandomTensors, SafetensorsFiles, TensorSource
+from radixkv.runtime.device.weights.safetensors import RandomTensors, SafetensorsFiles, TensorSource
 from radixkv.runtime.device.weights.shapes import (
     TensorShapes,
-    expert_stacks,
     layer_shapes,
-    optional_tensors,
     stored_projections,
     tensor_shapes,
 )
-from radixkv.runtime.device.weights.shards import Cut, Cuts, Shard, ShardedTensors
-from radixkv.runtime.device.weights.tied_head import check_tied_head
-from radixkv.settings.config import LoadFormat
+from radixkv.runtime.device.weights.shards import Cut, Shard
 
 logger = logging.getLogger(__name__)
 
-WeightProducts = Literal["fp8", "int4"]
-"""Weights that a device may multiply without dequantizing them first."""
 _Tensors = RandomTensors | SafetensorsFiles
 _CPU = torch.device("cpu")
 _DEQUANTIZING_BYTES = 16
@@ -105,7 +93,7 @@ class Weights:
             self.kept,
             self.cuts,
             self._dense_suffixes,
-            torch.float32 if self.config.norm == "rms_float32" else None,
+            self._norm_dtype,
         )
 
     @property
@@ -132,7 +120,21 @@ class Weights:
 
         A matrix counts by its own format, also where it is dequantized because of another one in its stack.
         """
-        return sum(self._bytes_of(name, shape) for name, shape in self._shapes.items())
+        full = sum(math.prod(self._shapes[name]) for name in self._float32_norms & self._shapes.keys())
+        rest = sum(self._bytes_of(name, shape) for name, shape in self._shapes.items())
+        return rest + full * (torch.float32.itemsize - self.dtype.itemsize)
+
+    @property
+    def _float32_norms(self) -> set[str]:
+        """Full names of the weights of norms that are kept in float32."""
+        if self._norm_dtype is None:
+            return set()
+        norms = [name for field, name in asdict(self.config.names).items() if field.endswith("norm")]
+        return {f"{name.format(layer=layer)}.weight" for name in norms for layer in range(self.config.n_layers)}
+
+    @property
+    def _norm_dtype(self) -> torch.dtype | None:
+        return torch.float32 if self.config.norm == "rms_float32" else None
 
     def _bytes_of(self, name: str, shape: tuple[int, ...]) -> int:
         kept = self._reader.format([name])
@@ -448,146 +450,3 @@ class Weights:
         if self.config.has_gate:
             parts.insert(0, names.expert_gate)
         return [f"{part.format(layer=layer, expert=expert)}.weight" for part in parts]
-
-
-@contextmanager
-def open_weights(
-    checkpoint: Checkpoint,
-    *,
-    load_format: LoadFormat,
-    dtype: torch.dtype,
-    device: torch.device = _CPU,
-    quantization: str | None = None,
-    products: Collection[WeightProducts] = (),
-    shard: Shard | None = None,
-    divides_head: bool = False,
-) -> Iterator[Weights]:
-    """Opens the checkpoint's weights and checks the headers of all tensors.
-
-    Reads no tensor but scales, and a head beside an embedding that ``config.json`` ties it to.
-
-    The files are ``model.safetensors``, or those that ``model.safetensors.index.json`` names. Cost: O(tensors).
-    Tensors on a GPU are loaded in parallel and are complete only when the ``with`` block ends. Quantized matrices
-    are dequantized, but for those that the device multiplies as they are.
-
-    Args:
-        checkpoint: checkpoint to open.
-        load_format: ``dummy`` generates random tensors in the shapes that ``config.json`` specifies, whatever
-            weight files exist.
-        dtype: dtype that the tensors are converted to.
-        device: device to put the tensors on.
-        quantization: ``fp8`` rounds the layers' matrices to FP8, with a scale for each output channel; the name of
-            the checkpoint's own format, or None, changes nothing.
-        products: formats that the device multiplies; weights in these formats are not dequantized.
-        shard: which part of the model to return; None: all of it.
-        divides_head: whether the ranks of a device divide the output head, so that each needs only its part of one
-            that is not tied.
-
-    Raises:
-        CheckpointError: ``config.json`` is invalid or not supported, or a file or tensor is missing, unexpected,
-            corrupt, or of a wrong shape or dtype; or a scale is not finite.
-        ConfigError: ``quantization`` does not fit the checkpoint or the device, or the model cannot be divided.
-    """
-    path = checkpoint.folder / "config.json"
-    config = DecoderConfig.parse(checkpoint.config, path)
-    if not checkpoint.needs_head:
-        config = replace(config, tied_head=True)  # the embedding stands for the head, so that it takes no memory
-    scheme = parse_scheme(checkpoint.config, path)
-    check_quantization(quantization, checkpoint.config, scheme, has_fp8_products="fp8" in products)
-    kept: MatrixFormat | None = None
-    if "fp8" in products:
-        kept = "channels" if quantization == "fp8" and scheme is None else fp8_scales(scheme)
-    if kept is None and "int4" in products:
-        kept = int4_groups(scheme)
-    head_size = shard.head(config.vocab_size).size if shard is not None and divides_head else None
-    # 4-bit matrices of experts and of the output head are dequantized. Of FP8 matrices, only the output head is.
-    has_dense = config.experts is not None or (isinstance(scheme, Gptq) and scheme.has_head)
-    is_dequantized = scheme is not None and (kept is None or (isinstance(kept, Int4Groups) and has_dense))
-    with ExitStack() as stack:
-        if load_format == "dummy":
-            random = RandomTensors(tensor_shapes(config), dtype, device)
-            part, tensors, cuts = _part_of(config, random, shard, scheme, None, divides_head=divides_head)
-            weights = Weights(
-                part,
-                tensors,
-                dtype,
-                device,
-                is_dequantized=is_dequantized,
-                kept=kept,
-                cuts=cuts,
-                head_size=head_size,
-            )
-            weights.check_cuts(scheme, shard)
-            yield weights
-            return
-        files = SafetensorsFiles(checkpoint.folder, stack)
-        files.add_missing_prefix(config.names.layers, config.names.head)
-        files.check_layers(config.names.layers, config.n_layers)
-        stacks = expert_stacks(config)
-        for name in stacks.keys() & files.names:
-            files.split(name, stacks[name].shape, stacks[name].parts)
-        if checkpoint.needs_head:
-            config = check_tied_head(config, files, scheme, dtype)
-        shapes = tensor_shapes(config)
-        quantized = None if scheme is None else QuantizedMatrices(scheme, shapes, files.names, files)
-        headers = {name: Header(shape) for name, shape in shapes.items()}
-        kv_scales = KVScales(config, files, files.names)
-        headers |= kv_scales.headers
-        optional = optional_tensors(config, files.names)
-        if quantized is not None:
-            headers = quantized.replace(headers)
-            optional |= quantized.optional
-            is_dequantized |= f"{config.names.head}.weight" in quantized
-        files.check(headers, optional)
-        if quantized is not None:
-            quantized.check_values()
-            if is_dequantized:
-                parts = "" if kept is None else " of experts and of the output head"
-                logger.info(
-                    "the checkpoint's %s weights%s are dequantized to %s",
-                    quantized.scheme_name,
-                    parts,
-                    _name(dtype),
-                )
-
-        part, views, cuts = _part_of(config, files, shard, scheme, quantized, divides_head=divides_head)
-        weights = Weights(
-            part,
-            views,
-            dtype,
-            device,
-            quantized,
-            kv_scales,
-            is_dequantized=is_dequantized,
-            kept=kept,
-            cuts=cuts,
-            head_size=head_size,
-        )
-        weights.check_cuts(scheme, shard)
-        if device.type == "cpu":
-            yield weights
-            return
-        lanes = [PinnedLane(device) for _ in range(N_LANES)]
-        with ParallelLoader(views, lanes, torch.cuda.Stream(device)) as reads:
-            yield replace(weights, source=reads)
-
-
-def _part_of(
-    config: DecoderConfig,
-    whole: _Tensors,
-    shard: Shard | None,
-    scheme: WeightScheme | None,
-    quantized: QuantizedMatrices | None,
-    *,
-    divides_head: bool,
-) -> tuple[DecoderConfig, _Tensors | ShardedTensors, Mapping[str, Cut]]:
-    """Returns a rank's model, its tensors, and the cuts of matrices that are dequantized whole."""
-    if shard is None:
-        return config, whole, {}
-    cuts = Cuts.of(config, shard, scheme, quantized, divides_head=divides_head)
-    tensors = ShardedTensors(whole, cuts, is_first=shard.rank == 0)
-    return config.shard(shard.n_ranks), tensors, cuts.dequantized
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

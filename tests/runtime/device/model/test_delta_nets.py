@@ -16,7 +16,8 @@ from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import CheckpointError, ConfigError, InvariantError
 from radixkv.runtime.device.factory import resolve_config
 from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
-from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 from radixkv.runtime.step.plan import Row, StateFork, StateLoad, StateSave, StepPlan
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from support.checkpoints import edited_config, save_checkpoint

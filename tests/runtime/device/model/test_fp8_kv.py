@@ -17,7 +17,7 @@ from radixkv.errors import CheckpointError
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX, UNSCALED, LayerScales, quantize, scales_text
-from radixkv.runtime.device.weights.weights import open_weights
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.settings.config import KVCacheDtype
 from support.checkpoints import edited_config, edited_tensors, save_checkpoint
 from support.device_support import CHECKPOINTS, load_oracle, logits_of, random_ids

@@ -21,7 +21,7 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.page_shape import LayerPlace, PageLayout
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
-from radixkv.runtime.device.weights.weights import open_weights
+from radixkv.runtime.device.weights.open import open_weights
 from support.checkpoints import VOCAB, edited_config, edited_tensors, save_checkpoint
 from support.cold_answers import ColdAnswers
 from support.cpu_server import CpuServer, ids, recorded_logits

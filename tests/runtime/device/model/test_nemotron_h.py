@@ -14,8 +14,8 @@ import torch
 from radixkv import LLM, SamplingParams
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError, ConfigError
-from radixkv.runtime.device.machine import check_model
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_support import check_model
 from support.checkpoints import edited_config, save_checkpoint
 from support.device_support import HYBRIDS, load_oracle, logits_of, random_ids
 

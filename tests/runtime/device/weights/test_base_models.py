@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.weights.weights import open_weights
+from radixkv.runtime.device.weights.open import open_weights
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, logits_of, random_ids
 

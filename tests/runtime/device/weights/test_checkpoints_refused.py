@@ -15,7 +15,7 @@ from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
-from radixkv.runtime.device.weights.weights import open_weights
+from radixkv.runtime.device.weights.open import open_weights
 from support.checkpoints import edited_config, edited_tensors, save_checkpoint, save_llama
 from support.device_support import CHECKPOINTS, OTHERS, limited_memory
 

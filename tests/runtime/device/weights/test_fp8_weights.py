@@ -17,9 +17,10 @@ from radixkv.runtime.device.kv_dtype import FP8
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales, fp8_bytes
 from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights, ExpertsWeights, LinearWeights
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
-from radixkv.runtime.device.weights.weights import Weights, open_weights
+from radixkv.runtime.device.weights.weights import Weights
 from radixkv.settings.config import LoadFormat
 from support.cases import covering
 from support.checkpoints import edited_config, edited_tensors, save_checkpoint

@@ -13,7 +13,7 @@ import torch
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.weights.weights import open_weights
+from radixkv.runtime.device.weights.open import open_weights
 from support.checkpoints import edited_config, save_llama
 from support.device_support import limited_memory
 

@@ -15,13 +15,14 @@ from radixkv.checkpoints import resolve
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.int4_matrix import ZERO_BITS, Int4Groups, Int4Matrix, int4_bytes
 from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.quantization.int4 import int4_groups
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
 from radixkv.runtime.device.weights.quantization.parse import parse_scheme
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
 from radixkv.runtime.device.weights.shapes import tensor_shapes
-from radixkv.runtime.device.weights.weights import Weights, open_weights
+from radixkv.runtime.device.weights.weights import Weights
 from radixkv.settings.config import LoadFormat
 from support.cases import covering
 from support.checkpoints import edited_config, save_checkpoint

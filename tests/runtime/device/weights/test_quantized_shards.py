@@ -15,9 +15,10 @@ from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
+from radixkv.runtime.device.weights.open import WeightProducts, open_weights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.shards import Shard
-from radixkv.runtime.device.weights.weights import WeightProducts, Weights, open_weights
+from radixkv.runtime.device.weights.weights import Weights
 from radixkv.settings.config import LoadFormat
 from support.cases import covering
 from support.checkpoints import edited_config, save_checkpoint

@@ -14,11 +14,11 @@ from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.quantization.fp8 import Fp8Blocks, Fp8Channels
 from radixkv.runtime.device.weights.quantization.int4 import Awq, Gptq, PackedInt4, unpack
 from radixkv.runtime.device.weights.quantization.mxfp4 import Mxfp4
 from radixkv.runtime.device.weights.quantization.parse import parse_scheme
-from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import edited_config, edited_tensors
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, logits_of, random_ids
 from support.quantized_checkpoints import FORMATS, save_quantized

@@ -15,7 +15,7 @@ from torch import Tensor
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.cuda.model_size import model_size
-from radixkv.runtime.device.weights.weights import open_weights
+from radixkv.runtime.device.weights.open import open_weights
 from support.cases import covering
 from support.checkpoints import VOCAB, edited_config, edited_tensors, save_checkpoint
 from support.device_support import CHECKPOINTS, load_oracle, logits_of, random_ids

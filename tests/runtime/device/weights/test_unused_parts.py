@@ -11,7 +11,7 @@ from torch import Tensor
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.weights.weights import open_weights
+from radixkv.runtime.device.weights.open import open_weights
 from support.checkpoints import edited_tensors, save_checkpoint
 from support.device_support import HYBRIDS, load_oracle, logits_of, random_ids
 

@@ -17,10 +17,11 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights.layer_weights import MlpWeights
+from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader, in_pieces
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
 from radixkv.runtime.device.weights.shards import Cuts, Shard, ShardedTensors
-from radixkv.runtime.device.weights.weights import Weights, open_weights
+from radixkv.runtime.device.weights.weights import Weights
 from support.device_support import CHECKPOINTS, PieceLane, PlainLane
 
 Get = Callable[[str], Checkpoint]

@@ -10,7 +10,7 @@ import torch
 from radixkv.runtime.device.memory.state_positions import StatePositions
 from radixkv.runtime.device.memory.state_size import state_bytes
 from radixkv.runtime.device.memory_check import check_allocation
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 from radixkv.runtime.device.ops.base import LayerStates, TokenSpan
 from radixkv.runtime.step.plan import StateSave, StepPlan
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import LayerStates, Rows, Sequences, as_tensor
 from radixkv.runtime.device.ops.cpu.layers import Linear, RowTiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from radixkv.runtime.device.model_config.config import DeltaNetConfig, Mamba2Config
+from radixkv.runtime.device.model_config.states import DeltaNetConfig, Mamba2Config
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import LayerStates, Rows, Sequences, as_tensor
 from radixkv.runtime.device.ops.cpu.delta_net import convolve, sigmoid, softplus

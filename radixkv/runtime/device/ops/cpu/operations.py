@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.kv_dtype import LayerScales, quantize
-from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.experts import ExpertConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import TokenInputs, gated
 from radixkv.runtime.device.ops.cpu.delta_net import DeltaNet

@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_dtype import LayerScales
-from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.experts import ExpertConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Norm, Rows, as_tensor
 from radixkv.runtime.device.ops.cuda.delta_net.layer import DeltaNet
@@ -133,7 +134,7 @@ class CudaOperations:
             shared = SharedExpert(self.mlp(weights.shared.mlp), None if weight is None else self.linear(weight))
         sigmoid = None
         if config.sigmoid is not None:
-            assert config.sigmoid.n_groups == 1, "refused by machine.check_model"
+            assert config.sigmoid.n_groups == 1, "refused by model_support.check_model"
             assert weights.correction is not None, "a router by sigmoid has a correction"
             sigmoid = SigmoidScores(weights.correction, config.sigmoid.scale)
         assert self._has_fp8 or not isinstance(weights.down.weight, Fp8Matrix), "check_fp8_experts refuses this"

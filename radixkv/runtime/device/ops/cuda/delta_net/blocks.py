@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 from radixkv.runtime.device.ops.base import BLOCK_TOKENS, BlockArrays
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.delta_net.gates import read_gates

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import DeltaNetConfig
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import DeviceSequences, LayerStates, Rows, Sequences
 from radixkv.runtime.device.ops.cuda.delta_net.blocks import block_parts
