@@ -100,7 +100,7 @@ def hit_rate_pct(
     index = n_cached = 0
     for phase in phases:
         for _ in phase:
-            engine.send(index)
+            engine.send(index, load=1)
             index += 1
         while engine.n_in_flight:
             n_cached += sum(use.n_cached for _, use in engine.step())
