@@ -20,6 +20,7 @@ from radixkv.runtime.device.memory.slab_shape import are_mixed, slab_shape
 from radixkv.runtime.device.memory.state_size import count_states
 from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.resolved_config import MAX_NUM_BATCHED_TOKENS
 from radixkv.runtime.step.window_pool import max_window_pages
 from radixkv.tree.node import TOKEN_BYTES
 
@@ -27,8 +28,6 @@ SchemeName = Literal["reserve-maximum", "reserve-power-of-two", "paged", "radix"
 """The schemes of docs/paging-study.md; ``radix`` is ``paged`` with the shared prefix held once."""
 GIB = 1 << 30
 _GB = 10**9
-_MAX_ROW_TOKENS = 2048
-"""Most tokens of a step on the CPU, on which the slabs for windows only depend."""
 
 
 class RequestShape(NamedTuple):
@@ -226,7 +225,10 @@ def plan_pool(
         n_tokens=n_pages * page_size,
         n_host_slots=None if host_bytes is None else _count_host_slots(host_bytes, size, page, n_pages, states),
         schemes=_schemes(n_pages, page_size, request, max_model_len, n_rows),
-        windows=_windows(page, size.config, n_pages, request, max_model_len),
+        # As the server, which keeps all pages of layers with windows beside a host tier and on several ranks.
+        windows=None
+        if host_bytes is not None or size.n_ranks > 1
+        else _windows(page, size.config, n_pages, request, max_model_len),
     )
 
 
@@ -237,7 +239,8 @@ def _windows(
     if not are_mixed(windows) or not config.has_equal_heads:
         return None
     (part,) = page.parts
-    shape = slab_shape(part, windows, n_pages, max_row_tokens=_MAX_ROW_TOKENS, max_model_len=max_model_len)
+    n_tokens = MAX_NUM_BATCHED_TOKENS["cuda"]
+    shape = slab_shape(part, windows, n_pages, max_row_tokens=n_tokens, max_model_len=max_model_len)
     if shape is None:
         return None
     n_row = -(-request.stored // page.page_size)

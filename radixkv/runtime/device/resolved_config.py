@@ -10,7 +10,7 @@ from radixkv.runtime.device.machine import Machine
 from radixkv.settings.config import CacheConfig, Device, EngineConfig
 
 _MAX_NUM_SEQS: dict[Device, int] = {"cpu": 256, "cuda": 512}
-_MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
+MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
 _CPU_ROWS_WITH_STATES = 16
 """Each sequence has states of some 20 to 50 MB."""
 _MAX_NUM_BATCHED_TOKENS_WITH_STATES: dict[Device, int] = {"cpu": 144, "cuda": 8192}
@@ -90,7 +90,7 @@ def with_defaults(
         if n_tokens is not None:
             n_rows = min(n_rows, n_tokens + 1 - cache.page_size)
     if n_tokens is None:
-        n_tokens = (_MAX_NUM_BATCHED_TOKENS_WITH_STATES if has_states else _MAX_NUM_BATCHED_TOKENS)[device]
+        n_tokens = (_MAX_NUM_BATCHED_TOKENS_WITH_STATES if has_states else MAX_NUM_BATCHED_TOKENS)[device]
         n_tokens = max(n_tokens, n_rows - 1 + cache.page_size)
     n_bytes, utilization = cache.kv_cache_memory_bytes, cache.gpu_memory_utilization
     return ResolvedConfig(

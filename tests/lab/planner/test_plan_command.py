@@ -364,18 +364,18 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys):
     assert "config.json" in capsys.readouterr().err
 
 
-def test_rows_of_a_model_with_windows_in_some_layers_if_they_had_pages_of_their_own(tmp_path, planned, capsys):
+def test_rows_of_a_model_with_windows_in_some_layers(tmp_path, planned, capsys):
     """A page cache holds as many rows, less at most one whose windows need a slab that is in use in part."""
     (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
     windows = planned(
         tmp_path, "--gpu-memory", "80GB", "--prompt", 32_000, "--answer", 768, "--max-model-len", 32_768
     )["pools"][0]["windows"]
-    pool = WindowPool(1024, windows["pages_per_slab"], windows["n_slabs"] - 193, 193)
+    pool = WindowPool(1024, windows["pages_per_slab"], windows["n_slabs"] - 577, 577)
     cache = PageCache(pool.n_slabs * pool.pages_per_slab, 16, window_pages=WindowPages.of(pool, 16))
 
     def has_room() -> bool:
         blocks = cache.open(Namespace(), b"")
-        for end in range(2048, 32_769, 2048):
+        for end in range(8192, 32_769, 8192):
             if not cache.reserve(blocks, end // 16):
                 return False
             cache.free_behind(blocks, end)
@@ -384,4 +384,14 @@ def test_rows_of_a_model_with_windows_in_some_layers_if_they_had_pages_of_their_
     n_rows = next(n_rows for n_rows in count() if not has_room())
     assert windows["n_rows"] - 1 <= n_rows <= windows["n_rows"] == 76
     assert n_rows >= 5 * 13
-    assert "31,034 slabs / (2,048 / 6 + 66) = 76 rows" in " ".join(capsys.readouterr().out.split())
+    assert "slabs / (2,048 / 6 + 66) = 76 rows" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("flags", [("--host-memory", "64GiB"), ("--gpus", 2)])
+def test_no_rows_are_promised_where_a_server_keeps_all_pages_of_layers_with_windows(
+    tmp_path, planned, flags, capsys
+):
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
+    plan = planned(tmp_path, "--gpu-memory", "80GB", "--prompt", 30_000, "--answer", 2_000, *flags)
+    assert plan["pools"][0]["windows"] is None
+    assert "slabs" not in capsys.readouterr().out

@@ -135,7 +135,7 @@ class CudaExecutor:
     def open_copier(self, host_memory_bytes: int, part: SlotPart | None = None) -> CopyThreads:
         """See ``Executor.open_copier``. The host memory is pinned, and becomes usable in the background.
 
-        Takes 32 MiB of the GPU's memory, or four pages if that is more.
+        Takes 64 MiB of the GPU's memory, or four pages if those are more.
         """
         driver, pace = CudaDriver(), CopyPace(self._is_stepping)
         pool, states = self._runner.pool, self._runner.states

@@ -161,6 +161,8 @@ def open_cuda_executor(
             n_pages = group.minimum(n_pages)
         slabs = open_slabs(page.parts[0], windows, n_pages, settings)
         runner.open_pool(page, n_pages, slabs)
+        if slabs is None and no_slabs is not None:
+            runner.measure_largest()  # compiles for pages of all layers what was compiled for slabs
         n_pages = runner.pool.n_pages
         logger.info("the KV pool holds %d tokens", n_pages * settings.page_size)
         times.end("pool")
