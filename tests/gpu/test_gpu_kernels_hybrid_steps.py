@@ -98,7 +98,7 @@ class World:
             self.states = CudaStates(config.delta_nets, MAX_ROWS, N_TREE_SLOTS, torch.float32, device)
             sizes = config.n_heads, config.n_kv_heads, config.head_dim
             shape = AttentionShape(*sizes, PAGE_SIZE, torch.float32, config.attention_scale, torch.float32)
-            attention = GraphAttention(shape, (None,) * decoder.n_attentions, device=device)
+            attention = GraphAttention(shape, (None,) * len(config.attention_layers), device=device)
             stream: Any = SimpleNamespace(device=device, synchronize=lambda: None)
             self.runner = ModelRunner(decoder, attention, StagingLayout(), settings, stream, OneRank(), self.states)
             self.runner.open_pool(PageLayout.of(config, PAGE_SIZE, torch.float32), N_PAGES)

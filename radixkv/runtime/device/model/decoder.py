@@ -109,11 +109,6 @@ class Decoder:
         """Number of mixers in a step."""
         return len(self._mixers)
 
-    @property
-    def n_attentions(self) -> int:
-        """Number of attention calls in a step."""
-        return len(self._attention_layers)
-
     def empty_activations(self, n_tokens: int) -> Activations:
         """Allocates activations of ``n_tokens`` tokens."""
         config, empty = self._config, self._embedding.new_empty
