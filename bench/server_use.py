@@ -7,6 +7,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,7 +82,9 @@ def memory(address: str) -> dict[str, Any]:
 def _memory_of(pid: int) -> dict[str, int]:
     names = {"RssAnon": "anonymous", "RssShmem": "shared", "RssFile": "file"}
     lines = map(str.split, Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines())
-    return {names[key]: 1024 * int(words[1]) for words in lines if (key := words[0].rstrip(":")) in names}
+    return dict.fromkeys(names.values(), 0) | {
+        names[key]: 1024 * int(words[1]) for words in lines if (key := words[0].rstrip(":")) in names
+    }
 
 
 class Timeline:
@@ -105,7 +108,8 @@ class Timeline:
             began: the start of the run, as a value of ``time.perf_counter``.
         """
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await self._task
         pairs = list(itertools.pairwise(self._samples))
         return {
             "at_s": [round(now[0] - began, 2) for _, now in pairs],

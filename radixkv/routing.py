@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar
@@ -14,8 +15,9 @@ MIN_EXCESS_REQUESTS = 4
 """A server is not called busy before it has so many requests more than the mean."""
 RECENT_REQUESTS = 32
 """Requests for each server that a router remembers."""
-_MOST_DECAY = 0.999
-"""By which the most requests in flight fall with each request, unless there are more."""
+USUAL_S = 2.0
+"""Time constant of the mean of what a server usually has in flight: turns of chats in lock step end and come back
+within less."""
 
 Server = TypeVar("Server", bound=Hashable)
 
@@ -41,20 +43,24 @@ class ServerChoice(Generic[Server]):
     each server. Requests that have ended count as well, because a server that gets most of the traffic, as it does
     when all prompts begin alike, has to cache most of it.
 
-    What is usual is a mean over about as many requests as were in flight at most lately. Chats whose turns end
-    together come back together: those of one server may then be in flight while those of another are between two
-    turns, which says nothing about the work that the servers have.
+    What is usual is an exponential mean over about two seconds. Chats whose turns end together come back together:
+    those of one server may then be in flight while those of another are between two turns, which says nothing about
+    the work that the servers have.
     """
 
     def __init__(self) -> None:
         self._recent: deque[Server] = deque()
         self._n_recent: dict[Server, int] = {}
         self._usual: dict[Server, float] = {}
-        """Means of what servers have in flight."""
-        self._n_most = 0.0
-        """The most requests in flight lately."""
+        """Means of what servers have in flight, of those that were there for the last prompt."""
+        self._first_s: float | None = None
+        """When the first prompt came."""
+        self._last_s = 0.0
+        """When the last one came."""
 
-    def choose(self, n_tokens: int, matched: Mapping[Server, int], in_flight: Mapping[Server, float]) -> Server:
+    def choose(
+        self, n_tokens: int, matched: Mapping[Server, int], in_flight: Mapping[Server, float], now_s: float
+    ) -> Server:
         """Returns the server for a prompt, and counts it as sent there. O(servers).
 
         Args:
@@ -62,10 +68,12 @@ class ServerChoice(Generic[Server]):
             matched: tokens of the prompt that each server has; the servers to choose from, at least one. Of equal
                 servers the first one is chosen.
             in_flight: requests that each server has, or a weight of them; one that is missing has none.
+            now_s: when it comes, in seconds of a clock that never goes back.
         """
         now = {server: in_flight.get(server, 0.0) for server in matched}
         loads = self._with_recent(now)
-        usual = self._with_recent(self._usual_in_flight(now))
+        self._measure(now, now_s)
+        usual = self._with_recent(self._usual)
         limit, usual_limit = _busy_above(loads), _busy_above(usual)
         ready = [server for server in matched if loads[server] <= limit or usual[server] <= usual_limit]
         chosen = max(ready, key=lambda server: (matched[server], -loads[server]))
@@ -77,14 +85,19 @@ class ServerChoice(Generic[Server]):
     def _with_recent(self, in_flight: Mapping[Server, float]) -> dict[Server, float]:
         return {server: number + self._n_recent.get(server, 0) for server, number in in_flight.items()}
 
-    def _usual_in_flight(self, in_flight: Mapping[Server, float]) -> dict[Server, float]:
-        """Returns the means of what servers have in flight, up to now."""
-        self._n_most = max(sum(in_flight.values()), _MOST_DECAY * self._n_most)
-        n_requests = max(1.0, self._n_most)
-        for server, number in in_flight.items():
-            usual = self._usual.get(server, number)
-            self._usual[server] = usual + (number - usual) / n_requests
-        return {server: self._usual[server] for server in in_flight}
+    def _measure(self, in_flight: Mapping[Server, float], now_s: float) -> None:
+        """Takes what servers have in flight now into their means."""
+        if self._first_s is None:
+            self._first_s = self._last_s = now_s
+        # In the first seconds the mean is over all of them, rather than mostly of what there was at first.
+        since_first = 1.0 - math.exp((self._first_s - now_s) / USUAL_S)
+        share = (1.0 - math.exp((self._last_s - now_s) / USUAL_S)) / since_first if since_first else 1.0
+        self._last_s = now_s
+        before = self._usual
+        self._usual = {
+            server: number if server not in before else before[server] + (number - before[server]) * share
+            for server, number in in_flight.items()
+        }
 
     def _count(self, server: Server, n_kept: int) -> None:
         self._recent.append(server)

@@ -70,6 +70,7 @@ class MatchRouter(RequestRouter):
                 for replica, match in matches.items()
             },
             {replica: match.n_in_flight for replica, match in matches.items()},
+            now_s,
         )
         self._recent.add(prefixes, chosen, now_s)
         others = [replica for replica in candidate_replicas if replica.replica_id in matches.keys() - {chosen}]

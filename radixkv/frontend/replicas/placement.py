@@ -143,7 +143,7 @@ class Placement:
         matched = {index: max(found.get(index, 0), recent.get(index, 0) // _TOKEN_BYTES) for index in replicas}
         loads = {index: replica.load for index, replica in replicas.items()}
         n_tokens = len(prompt.tokens) // _TOKEN_BYTES
-        chosen = self._choice.choose(n_tokens, matched, loads)
+        chosen = self._choice.choose(n_tokens, matched, loads, now_s)
         self._recent.add(prefixes, chosen, now_s)
         n_most = max(matched.values())
         reason: Reason

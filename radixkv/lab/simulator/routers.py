@@ -82,7 +82,7 @@ class PrefixRouter(Router):
     def choose(self, n_tokens: int, hashes: Sequence[int]) -> int:
         """See ``Router``. O(servers + pages that they have of it)."""
         matched = {n: self._page_size * _n_leading(hashes, pages) for n, pages in enumerate(self._sent)}
-        server = self._choice.choose(n_tokens, matched, {})
+        server = self._choice.choose(n_tokens, matched, {}, 0.0)
         self._sent[server].update(hashes)
         return server
 
@@ -112,7 +112,7 @@ class EventsRouter(Router):
             self._apply(self._tiers_with[server], events)
         matched = {n: self._page_size * _n_leading(hashes, pages) for n, pages in enumerate(self._tiers_with)}
         self._n_chosen += 1
-        return self._choice.choose(n_tokens, matched, {})
+        return self._choice.choose(n_tokens, matched, {}, 0.0)
 
     def receive(self, server: int, events: Sequence[Event]) -> None:
         """See ``Router``. O(1)."""

@@ -50,7 +50,7 @@ class PageCopier(Protocol):
 
     @property
     def n_state_slots(self) -> int:
-        """Host slots for states, whose memory is ready; 0 if the model has none."""
+        """Host slots for states, usable once ``take_new_slots`` has returned a slot; 0 if the model has none."""
 
     @property
     def page_bytes(self) -> int:

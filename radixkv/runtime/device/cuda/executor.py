@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -138,10 +139,13 @@ class CudaExecutor:
         Takes 64 MiB of the GPU's memory, or four pages if those are more.
         """
         driver, pace = CudaDriver(), CopyPace(self._is_stepping)
+        # A thread begins with GPU 0, which is another one for most ranks.
+        begin_thread = partial(torch.cuda.set_device, self._stream.device)
         pool, states = self._runner.pool, self._runner.states
         assert isinstance(pool, CudaPool), "with a host tier layers with windows have no own pages"
         if states is None:
-            return CopyThreads(CudaHostSlots(pool, host_memory_bytes, driver, pace, part))
+            slots = CudaHostSlots(pool, host_memory_bytes, driver, pace, part)
+            return CopyThreads(slots, begin_thread=begin_thread)
         state_slots = StateSlots(
             state_bytes=states.n_bytes,
             n_states=states.n_tree_slots,
@@ -152,7 +156,8 @@ class CudaExecutor:
         )
         slots = CudaHostSlots(pool, host_memory_bytes, driver, pace, part, state_slots)
         streams = [CopyStream(self._stream.device) for _ in range(2)]
-        return CopyThreads(slots, CudaHostStates(states, state_slots, slots.memory, driver, pace, *streams))
+        host_states = CudaHostStates(states, state_slots, slots.memory, driver, pace, *streams)
+        return CopyThreads(slots, host_states, begin_thread)
 
     def check(self) -> None:
         """Does nothing: a lost GPU is noticed in steps alone."""

@@ -7,7 +7,7 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Protocol
 
@@ -62,7 +62,7 @@ class HostStates(Protocol):
     """
 
     n_slots: int
-    """Slots, whose memory is ready."""
+    """Slots, whose memory is ready when a slot of a page is."""
 
     def buffers(self, slot: int) -> list[memoryview]:
         """Returns the memory of a slot in parts of the size of a page."""
@@ -97,9 +97,15 @@ class CopyThreads:
     Args:
         slots: the host memory and its copies; closed with this object.
         states: the same for states of recurrent layers; None if the model has none.
+        begin_thread: called first in each thread, as to choose its device.
     """
 
-    def __init__(self, slots: HostSlots, states: HostStates | None = None) -> None:
+    def __init__(
+        self,
+        slots: HostSlots,
+        states: HostStates | None = None,
+        begin_thread: Callable[[], None] = lambda: None,
+    ) -> None:
         self._slots, self._states = slots, states
         self.n_state_slots = 0 if states is None else states.n_slots
         self.n_slots, self.page_bytes = slots.n_slots, slots.page_bytes
@@ -109,6 +115,7 @@ class CopyThreads:
         self._loads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stores: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closing = False
+        self._begin_thread = begin_thread
         self._threads = [
             threading.Thread(target=self._run, args=(jobs, is_load), name=name, daemon=True)
             for jobs, is_load, name in ((self._loads, True, "page-loads"), (self._stores, False, "page-stores"))
@@ -174,6 +181,7 @@ class CopyThreads:
             thread.join()
 
     def _run(self, jobs: queue.SimpleQueue[_Job | None], is_load: bool) -> None:
+        self._begin_thread()
         while (job := jobs.get()) is not None and not self._is_closing:
             ticket, slots, pages, states = job
             error = None

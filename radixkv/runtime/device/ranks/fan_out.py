@@ -11,6 +11,9 @@ from radixkv.runtime.step.page_copier import HostMemoryCopier, SlotPart
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import LaunchedStep, SampledStep, StepResult, TokenMasks
 
+_FAILURES = (DeviceError, DeviceLost, MemoryError)
+"""After which the other ranks would wait for ever for rank 0, which failed with one of them."""
+
 
 class FanOut:
     """An ``Executor`` of a model that several ranks compute together.
@@ -56,8 +59,8 @@ class FanOut:
         try:
             with self._ranks.waiting():
                 return _Step(self._executor.launch(plan), self._ranks, None)
-        except (DeviceError, DeviceLost) as error:
-            raise self._ranks.lost(str(error)) from None
+        except _FAILURES as error:
+            raise self._ranks.lost(str(error) or type(error).__name__) from None
 
     def open_copier(self, host_memory_bytes: int, part: SlotPart | None = None) -> HostMemoryCopier:
         """See ``Executor.open_copier``. Slots are in memory that all ranks share, with the parts of all."""
@@ -104,8 +107,8 @@ class _Step:
         try:
             with self._ranks.waiting():
                 self._sampled = self._launched.sample(masks)
-        except (DeviceError, DeviceLost) as error:
-            raise self._ranks.lost(str(error)) from None
+        except _FAILURES as error:
+            raise self._ranks.lost(str(error) or type(error).__name__) from None
         return self
 
     @property
@@ -122,5 +125,5 @@ class _Step:
         try:
             with self._ranks.waiting():
                 return self._sampled.result()
-        except (DeviceError, DeviceLost) as error:
-            raise self._ranks.lost(str(error)) from None
+        except _FAILURES as error:
+            raise self._ranks.lost(str(error) or type(error).__name__) from None

@@ -290,7 +290,7 @@ class RankProcesses:
     def _has_ended_socket(self) -> bool:
         """Returns whether a rank has closed its socket, as at its end."""
         poll = select.poll()
-        with contextlib.suppress(OSError):  # ``close`` has closed it here
+        with contextlib.suppress(OSError, ValueError):  # ``close`` has closed it here
             for frames in self._frames:
                 poll.register(frames.fileno(), select.POLLRDHUP)
         return bool(poll.poll(0))
