@@ -252,14 +252,16 @@ class RecurrentEngineMachine(EngineMachine):
         n_states=st.sampled_from((1, 2, 5, 20)),
         policy=st.sampled_from(("lpm", "fcfs")),
         n_slots=st.sampled_from((0, 30, 150)),
-        has_disk=st.booleans(),
+        storage=st.sampled_from(("", "disk", "shared store")),
     )
     def start(  # type: ignore[override]
-        self, page_size: int, n_pages: int, n_states: int, policy: str, n_slots: int, has_disk: bool
+        self, page_size: int, n_pages: int, n_states: int, policy: str, n_slots: int, storage: str
     ) -> None:
+        has_disk = n_slots > 0 and storage != ""
         self.actions = Actions(
-            n_pages, page_size, n_states=n_states, policy=policy, n_slots=n_slots, has_disk=n_slots > 0 and has_disk
+            n_pages, page_size, n_states=n_states, policy=policy, n_slots=n_slots, has_disk=has_disk
         )
+        self.actions.engine.store.is_shared = storage == "shared store"
         self.actions.engine.drafts.is_on = False
 
     def switch_drafts(self) -> None:
@@ -277,6 +279,10 @@ class RecurrentEngineMachine(EngineMachine):
     @rule(which=small)
     def lose(self, which: int) -> None:
         self.actions.lose(which)
+
+    @rule(which=small)
+    def make_unknown(self, which: int) -> None:
+        self.actions.make_unknown(which)
 
     @rule(base=small, evicts_slots=st.booleans())
     def return_after_an_eviction(self, base: int, evicts_slots: bool) -> None:

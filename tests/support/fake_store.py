@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
+from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES, StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
 from support.fake_copier import PAGE_BYTES, FakeCopier, slot_of
 from support.fake_device import POISON, KVValue
@@ -32,6 +32,8 @@ class Transfer(NamedTuple):
     """For a store, what the slots had when it began; None for a load."""
     n_removals: int
     is_look_up: bool = False
+    states: StateKeys | None = None
+    """Of a lookup."""
 
 
 @dataclass
@@ -70,14 +72,14 @@ class FakeStore:
     def health(self) -> StoreHealth | None:
         return StoreHealth(0, is_away=False) if self.is_shared else None
 
-    def look_up(self, keys: Sequence[bytes]) -> int | None:
+    def look_up(self, keys: Sequence[bytes], states: StateKeys | None = None) -> int | None:
         if not self.is_shared:
             return None
         self._n_tickets += 1
-        assert self.run(keys) < len(keys), "a lookup of what is known"
-        self.in_flight.append(
-            Transfer(self._n_tickets, list(keys), [], [], None, self._n_removals, is_look_up=True)
-        )
+        last = [] if states is None else states.all(keys[-1])
+        assert self.run([*keys, *last]) < len(keys) + len(last), "a lookup of what is known"
+        transfer = Transfer(self._n_tickets, list(keys), [], [], None, self._n_removals, True, states)
+        self.in_flight.append(transfer)
         return self._n_tickets
 
     def run(self, keys: Sequence[bytes]) -> int:
@@ -144,6 +146,8 @@ class FakeStore:
             if not self._finish_page(transfer, index):
                 break
             n_done += 1
+        if transfer.states is not None:
+            self._find_state(transfer.keys[:n_done], transfer.states)
         self._finished.append(FinishedTransfer(transfer.ticket, n_done, TRANSFER_S))
 
     def finish_all(self) -> None:
@@ -178,6 +182,13 @@ class FakeStore:
         transfer = Transfer(self._n_tickets, list(keys), page_tokens, slots, sources, self._n_removals)
         self.in_flight.append(transfer)
         return self._n_tickets
+
+    def _find_state(self, keys: Sequence[bytes], states: StateKeys) -> None:
+        for end in states.ends(len(keys)):
+            of_state = states.all(keys[end - 1])
+            if all(key in self.pages for key in of_state):
+                self.unknown.difference_update(of_state)
+                break
 
     def _finish_page(self, transfer: Transfer, index: int) -> bool:
         if transfer.is_look_up:

@@ -178,11 +178,6 @@ def _excludes_window_pages(config: EngineConfig, model: DecoderConfig) -> str | 
 def _check_states(config: EngineConfig, name: str, title: str) -> None:
     """Raises ``ConfigError`` for what a model with states cannot do in this release; ``title`` names its layers."""
     model = f"{name} has {title}"
-    if config.cache.cache_url is not None:
-        raise ConfigError(
-            f"{model}, whose states are not kept in stores that servers share in this release; leave cache_url "
-            "(--cache-url) out, or set cache_dir"
-        )
     if config.scheduler.speculative_config not in (None, DEFAULT_SPECULATION):
         raise ConfigError(
             f"{model}, whose states cannot go back from a wrong draft; leave speculative_config out, or set it to "

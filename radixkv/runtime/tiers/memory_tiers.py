@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
@@ -36,10 +37,11 @@ class _Wait:
     """When it first began, on the clock."""
     ended_at: float | None = None
     """When the last of its pages had come; None while it waits. Waits after its first step do not count."""
-    uses_disk: bool = True
-    """Whether its pages may be fetched from disk; False after that has failed, so that it is not tried for ever."""
+    n_failed_to_fetch: float = inf
+    """Length of the last prefix whose fetch from disk has failed, in tokens. Only shorter ones are fetched then, so
+    that it is not tried for ever."""
     is_looked_up: bool = False
-    """Whether a store that servers share was asked for its pages."""
+    """Whether a store that servers share was asked for its pages, and no fetch has failed since."""
 
 
 class MemoryTiers(Tiers):
@@ -159,14 +161,18 @@ class MemoryTiers(Tiers):
         n_missing = self._cache.pages_for(request.n_known) - cached.n_device // self._cache.page_size
         if n_missing > n_available:
             return False
-        wait = self._waits.get(request)
-        if wait is None or wait.uses_disk:
-            looks_up = wait is None or not wait.is_looked_up
-            fetch = host_tier.find_fetch(request.namespace, request.key, cached, looks_up=looks_up)
-            if fetch is not None:
-                self._take(request)
-                self._joined[request] = fetch
-                return True
+        wait = self._waits.get(request) or _Wait(self._clock())
+        fetch = host_tier.find_fetch(
+            request.namespace,
+            request.key,
+            cached,
+            looks_up=not wait.is_looked_up,
+            n_below=wait.n_failed_to_fetch,
+        )
+        if fetch is not None:
+            self._take(request)
+            self._joined[request] = fetch
+            return True
         if not host_tier.should_load(cached):
             if cached.n_beyond_device:
                 host_tier.count_declined()
@@ -197,7 +203,9 @@ class MemoryTiers(Tiers):
                 wait = self._waits[request]
                 wait.is_looked_up |= isinstance(copy, Lookup)
                 if isinstance(copy, Fetch):
-                    wait.uses_disk = not copy.is_lost
+                    if copy.is_lost:  # the store knows by now what it has lost, and may have a shorter prefix
+                        wait.n_failed_to_fetch = len(copy.tokens) // TOKEN_BYTES
+                        wait.is_looked_up = False
                     request.cache_use.note("fetched", copy.start, copy.start + copy.n_tokens)
                 self._note_end(request)
                 self.retract(request)

@@ -9,7 +9,7 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.storage_changes import StorageChanges
-from radixkv.runtime.tiers.stores.page_keys import KeyChain, chain, namespace_key
+from radixkv.runtime.tiers.stores.page_keys import KeyChain, StateKeys, namespace_key
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore
 from radixkv.runtime.tiers.tier_link import MAX_OFFERS_PER_TURN, Load, Offer, Store, TierLink
 from radixkv.tree.node import TOKEN_BYTES, Namespace, State
@@ -25,7 +25,7 @@ class StoredPages:
     """Pages of a sequence in the store."""
 
     keys: list[bytes]
-    """Keys of all whole pages of the sequence."""
+    """Keys of all whole pages of the sequence, and then of those of the state after them."""
     can_commit: bool = True
     """Whether they were not removed from the store."""
 
@@ -85,19 +85,18 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     changes: StorageChanges = field(init=False)
     """Records which pages enter and leave the store, once it is told to."""
     _chain: KeyChain = field(init=False)
-    _n_state_pages: int = field(default=0, init=False)
-    """Pages that a state takes."""
-    _state_tokens: bytes = field(default=b"", init=False)
-    """Their tokens, -1 each."""
+    _states: StateKeys | None = field(default=None, init=False)
+    """Keys of the sequences' states; None if the model has none."""
 
     def __post_init__(self) -> None:
-        self._chain = KeyChain(self.root, self.host.page_size * TOKEN_BYTES)
-        self.changes = StorageChanges(self.store, self._chain, self.host.page_size * TOKEN_BYTES)
+        page_token_bytes = self.host.page_size * TOKEN_BYTES
+        self._chain = KeyChain(self.root, page_token_bytes)
+        self.changes = StorageChanges(self.store, self._chain, page_token_bytes)
         self.upper, self._upper_part = self.host, 4
         self._max_pages_in_store = _MAX_WRITTEN_BYTES // self.store.page_bytes
-        if self.state_buffers is not None:
-            self._n_state_pages = len(self.state_buffers(0))
-            self._state_tokens = b"\xff" * (self._n_state_pages * self.host.page_size * TOKEN_BYTES)
+        if self.state_buffers is not None and self.host.tree.states is not None:
+            interval = self.host.tree.states.block_tokens // self.host.page_size
+            self._states = StateKeys(len(self.state_buffers(0)), interval, page_token_bytes)
 
     @property
     def is_busy(self) -> bool:
@@ -119,19 +118,11 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         """
         if not self.store.n_pages:
             return n_host
-        page_size = self.host.page_size
-        first = n_host // page_size
-        keys = self._chain.keys(namespace, tokens)
-        last = first + self.store.run(keys[first:])
-        if self.host.tree.states is not None:
-            n_pages = self.host.tree.states.block_tokens // page_size
-            last = min(last, (len(tokens) // TOKEN_BYTES - 1) // page_size)  # a token is computed on the state
-            ends = range(last - last % n_pages, first, -n_pages)
-            last = next((end for end in ends if self._has_state(keys[end - 1])), first)
-        return last * page_size
+        first = n_host // self.host.page_size
+        return self._n_known(self._usable_keys(namespace, tokens), first) * self.host.page_size
 
     def look_up(self, namespace: Namespace, tokens: bytes, n_host: int) -> Lookup | None:
-        """Asks a store that servers share for a prompt's pages that it is not known to have. O(tokens).
+        """Asks a store that servers share for what it is not known to have of a prompt. O(tokens).
 
         Args:
             namespace: the prompt's.
@@ -141,15 +132,14 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         Returns:
             The lookup, which may be that of another prompt with the same pages. None if there is nothing to ask.
         """
-        keys = self._chain.keys(namespace, tokens)
-        first = n_host // self.host.page_size
-        first += self.store.run(keys[first:])
+        keys = self._usable_keys(namespace, tokens)
+        first = self._n_known(keys, n_host // self.host.page_size)
         if first >= len(keys):
             return None
         for lookup in self._lookups.values():
             if lookup.key == keys[-1]:
                 return lookup
-        ticket = self.store.look_up(keys[first:])
+        ticket = self.store.look_up(keys[first:], self._states)
         if ticket is None:
             return None
         self._lookups[ticket] = lookup = Lookup(keys[-1])
@@ -185,11 +175,9 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             self.host.close(blocks)
             return None
         tokens = tokens[: last * page_size * TOKEN_BYTES]
-        place = StoredPages(self._chain.keys(namespace, tokens + self._state_tokens))
-        pages = blocks.pages[first:last]
-        fetch = Fetch(
-            namespace, bytearray(tokens), blocks, place, first * page_size, pages, slot, n_more=self._n_state_pages
-        )
+        place = StoredPages(self._keys_with_state(namespace, tokens))
+        pages, n_more = blocks.pages[first:last], 0 if self._states is None else self._states.n_pages
+        fetch = Fetch(namespace, bytearray(tokens), blocks, place, first * page_size, pages, slot, n_more)
         self._loads[self.store.load(*self._pages(fetch, slot))] = fetch
         return fetch
 
@@ -270,14 +258,14 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     def _make_room(self, offer: Offer, pages: Sequence[int]) -> tuple[StoredPages, int, int]:
         """See ``TierLink``: the store makes room for itself."""
         tokens = offer.tokens[: len(pages) * self.host.page_size * TOKEN_BYTES]
-        keys = self._chain.keys(offer.namespace, tokens + self._state_tokens)
+        keys = self._keys_with_state(offer.namespace, tokens)
         first = min(len(pages), self.store.run(keys))
         return StoredPages(keys), first, len(pages) - first
 
     def _reserve(self, store: Store[StoredPages], states: Sequence[State]) -> None:
         """See ``TierLink``. The state at the end is written: each of the others was offered with its own prefix."""
-        if self.store.run(store.place.keys) < len(store.place.keys):
-            store.states, store.n_more = [(states[0], states[0].slot)], self._n_state_pages
+        if self._states is not None and self.store.run(store.place.keys) < len(store.place.keys):
+            store.states, store.n_more = [(states[0], states[0].slot)], self._states.n_pages
 
     def _begin_store(self, store: Store[StoredPages]) -> int:
         slot = store.states[0][1] if store.states else None
@@ -299,29 +287,49 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         self, copy: Fetch | Store[StoredPages], state_slot: int | None
     ) -> tuple[list[bytes], bytes, list[memoryview]]:
         """Returns keys, tokens and memory of the pages that are copied, with those of the state in a slot."""
-        buffers = [self.slot_buffer(slot) for slot in copy.pages]
-        if state_slot is not None:
-            assert self.state_buffers is not None
-            buffers += self.state_buffers(state_slot)
-        tokens = bytes(copy.tokens) + self._state_tokens
-        last = len(copy.place.keys)
-        first = last - len(buffers)
-        page_bytes = self.host.page_size * TOKEN_BYTES
-        return copy.place.keys[first:], tokens[first * page_bytes : last * page_bytes], buffers
+        buffers, tokens = [self.slot_buffer(slot) for slot in copy.pages], bytes(copy.tokens)
+        if self._states is not None and self.state_buffers is not None:
+            tokens += self._states.tokens
+            buffers += [] if state_slot is None else self.state_buffers(state_slot)
+        keys, page_bytes = copy.place.keys, self.host.page_size * TOKEN_BYTES
+        first = len(keys) - len(buffers)
+        return keys[first:], tokens[first * page_bytes : len(keys) * page_bytes], buffers
+
+    def _usable_keys(self, namespace: Namespace, tokens: bytes) -> list[bytes]:
+        """Returns the keys of a prompt's pages that can be of use: with states, up to where the last one may be."""
+        keys = self._chain.keys(namespace, tokens)
+        if self._states is None:
+            return keys
+        last = (len(tokens) // TOKEN_BYTES - 1) // self.host.page_size  # a token is computed on the state
+        return keys[: next(iter(self._states.ends(last)), 0)]
+
+    def _n_known(self, keys: Sequence[bytes], first: int) -> int:
+        """Returns how many leading pages can be had of those that host tier and store are known to have.
+
+        Args:
+            keys: of the pages of a prompt that can be of use.
+            first: pages that the host tier has.
+        """
+        last = first + self.store.run(keys[first:])
+        if self._states is None:
+            return last
+        ends = self._states.ends(last, first)
+        return next((end for end in ends if self._has_state(self._states, keys[end - 1])), first)
+
+    def _has_state(self, states: StateKeys, key: bytes) -> bool:
+        """Returns whether the store has the state after the page with a key. O(pages of a state), mostly O(1)."""
+        return self.store.run((states.first(key),)) == 1 and self.store.run(states.all(key)) == states.n_pages
+
+    def _keys_with_state(self, namespace: Namespace, tokens: bytes) -> list[bytes]:
+        """Returns the keys of the whole pages of a sequence, and of the state after them."""
+        keys = self._chain.keys(namespace, tokens)
+        return keys if self._states is None or not keys else keys + self._states.all(keys[-1])
 
     def _remove_state(self, key: bytes) -> int:
         """Removes the state after the page with a key; returns the number of its pages."""
-        page_bytes = self.host.page_size * TOKEN_BYTES
-        first = chain(key, self._state_tokens[:page_bytes], page_bytes)
-        return self.store.remove(first[0]).n_pages if first and self.store.run(first) else 0
-
-    def _has_state(self, key: bytes) -> bool:
-        """Returns whether the store has the state after the page with a key. O(pages of a state), mostly O(1)."""
-        page_bytes = self.host.page_size * TOKEN_BYTES
-        first = chain(key, self._state_tokens[:page_bytes], page_bytes)
-        return self.store.run(first) == 1 and (
-            self.store.run(chain(key, self._state_tokens, page_bytes)) == self._n_state_pages
-        )
+        if self._states is None or not self.store.run((first := self._states.first(key),)):
+            return 0
+        return self.store.remove(first).n_pages
 
     def _end_look_up(self, finished: FinishedTransfer) -> bool:
         """Ends a lookup; returns False if it is none."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from radixkv.runtime.tiers.stores.page_index import IndexedPage, PageIndex
+from radixkv.runtime.tiers.stores.page_keys import StateKeys
 from radixkv.runtime.tiers.stores.page_store import PageCounts, StoreHealth
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class IndexedStore:
         """See ``PageStore``."""
         return None
 
-    def look_up(self, keys: Sequence[bytes]) -> int | None:
+    def look_up(self, keys: Sequence[bytes], states: StateKeys | None = None) -> int | None:
         """See ``PageStore``."""
         return None
 

@@ -112,5 +112,38 @@ class KeyChain:
         return keys + chain(parent, tokens[n_in_runs:], self._page_token_bytes)
 
 
+class StateKeys:
+    """Makes the keys of states of recurrent layers, each of which is kept as pages that continue its prefix.
+
+    The tokens of these pages are -1, which no prompt has. So their keys depend on everything that those of pages
+    depend on, on the position of the state, and are no keys of a sequence.
+
+    Args:
+        n_pages: pages that a state takes.
+        interval: a sequence has states only after multiples of so many pages.
+        page_token_bytes: bytes of one page's tokens.
+    """
+
+    def __init__(self, n_pages: int, interval: int, page_token_bytes: int) -> None:
+        self.n_pages = n_pages
+        self.tokens = b"\xff" * (n_pages * page_token_bytes)
+        """The tokens of a state's pages."""
+        self._interval = interval
+        self._page_token_bytes = page_token_bytes
+
+    def ends(self, last: int, first: int = 0) -> range:
+        """Returns after how many pages of a sequence a state may be: more than ``first``, the deepest first."""
+        return range(last - last % self._interval, first, -self._interval)
+
+    def first(self, key: bytes) -> bytes:
+        """Returns the key of the first page of the state after the page with a key. O(1)."""
+        (first,) = chain(key, self.tokens[: self._page_token_bytes], self._page_token_bytes)
+        return first
+
+    def all(self, key: bytes) -> list[bytes]:
+        """Returns the keys of all pages of the state after the page with a key. O(pages of a state)."""
+        return chain(key, self.tokens, self._page_token_bytes)
+
+
 def _key(parent_digest: bytes, content: bytes) -> bytes:
     return sha256(parent_digest + content).digest() + parent_digest

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from radixkv.runtime.tiers.stores.page_keys import StateKeys
+
 
 class FinishedTransfer(NamedTuple):
     """The outcome of one ``look_up``, ``load``, ``store``, ``remove`` or ``clear``."""
@@ -81,8 +83,13 @@ class PageStore(Protocol):
     def run(self, keys: Sequence[bytes]) -> int:
         """Returns the number of leading keys that the store is known to have. Reads nothing; O(that number)."""
 
-    def look_up(self, keys: Sequence[bytes]) -> int | None:
+    def look_up(self, keys: Sequence[bytes], states: StateKeys | None = None) -> int | None:
         """Starts to look for leading keys that other servers have stored; ``run`` knows what was found.
+
+        Args:
+            keys: of a sequence's pages, from where the store is known to have it.
+            states: keys of its states; the deepest one behind the keys that are found is looked for, too. None if
+                pages are of use without a state.
 
         Returns:
             A ticket. None if there is nothing to look for: no other server uses the store, or it is away.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from radixkv.runtime.tiers.stores.indexed_store import IndexedStore, RareWarnings
 from radixkv.runtime.tiers.stores.object_store import ObjectStore, ObjectStoreError
 from radixkv.runtime.tiers.stores.page_index import IndexedPage
-from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
+from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES, StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, Removal, StoreHealth
 from radixkv.runtime.tiers.stores.page_value import DamagedPage, PageHeader
 from radixkv.runtime.tiers.stores.transfer_loop import TransferLoop
@@ -33,6 +34,8 @@ PAUSE_S = 10.0
 WARNING_PAUSE_S = 60.0
 N_NAMES = 16
 """Names that one round of a lookup asks for. Three rounds find the end of 512 pages."""
+MAX_STATE_NAMES = 15 * N_NAMES
+"""Positions at which a lookup looks for a state, from the end of the pages found; four rounds ask for so many."""
 MAX_KNOWN_PAGES = 2**18
 """Pages that are known to be in the store; about 600 bytes each. Others are looked up again."""
 
@@ -88,10 +91,10 @@ class SharedStore(IndexedStore):
         """See ``PageStore``."""
         return StoreHealth(self._n_failures, self._is_away)
 
-    def look_up(self, keys: Sequence[bytes]) -> int | None:
+    def look_up(self, keys: Sequence[bytes], states: StateKeys | None = None) -> int | None:
         """See ``PageStore``. Takes at most ``LOOK_UP_TIMEOUT_S``."""
         hidden = frozenset(self._being_removed)  # they may have gone when the store has answered
-        return None if self._is_paused else self._loop.start(self._look_up(keys, hidden, self._n_removals))
+        return None if self._is_paused else self._loop.start(self._look_up(keys, states, hidden, self._n_removals))
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``. Takes no longer than ``LOAD_TIMEOUT_S`` and the constants after it say."""
@@ -133,16 +136,24 @@ class SharedStore(IndexedStore):
     def _is_paused(self) -> bool:
         return self._clock() < self._resumes
 
-    async def _look_up(self, keys: Sequence[bytes], hidden: Collection[bytes], n_removals: int) -> int:
+    async def _look_up(
+        self, keys: Sequence[bytes], states: StateKeys | None, hidden: frozenset[bytes], n_removals: int
+    ) -> int:
+        end, of_state = 0, list[bytes]()
         try:
             async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
                 n_pages = await self._find_end(keys)
+                if states is not None:
+                    end, of_state = await self._find_state(keys[:n_pages], states)
         except (ObjectStoreError, TimeoutError) as error:
             self._fail(error, f"a lookup took longer than {LOOK_UP_TIMEOUT_S:g} s")
             return 0
         self._succeed()
-        n_pages = next((n for n in range(n_pages) if keys[n] in hidden or keys[n] in self._being_removed), n_pages)
+        hidden |= self._being_removed
+        n_pages = next((n for n in range(n_pages) if keys[n] in hidden), n_pages)
         self._note(keys[:n_pages], n_removals)
+        if end <= n_pages and hidden.isdisjoint(of_state):
+            self._note(of_state, n_removals)
         return n_pages
 
     async def _find_end(self, keys: Sequence[bytes]) -> int:
@@ -156,6 +167,22 @@ class SharedStore(IndexedStore):
             low = asked[n_found - 1] + 1 if n_found else low
             high = asked[n_found] if n_found < len(asked) else high
         return low
+
+    async def _find_state(self, keys: Sequence[bytes], states: StateKeys) -> tuple[int, list[bytes]]:
+        """Finds the deepest state behind leading keys; returns after how many of them, and the keys of its pages.
+
+        Asks for the first pages of states, in rounds that double, and then for some pages of each one found.
+        """
+        ends = states.ends(len(keys))[:MAX_STATE_NAMES]
+        n_asked, n_names = 0, N_NAMES
+        while asked := ends[n_asked : n_asked + n_names]:
+            found = await self._objects.have([_name_of(states.first(keys[end - 1])) for end in asked])
+            for end in compress(asked, found):
+                of_state = states.all(keys[end - 1])
+                if await self._find_end(of_state) == len(of_state):
+                    return end, of_state
+            n_asked, n_names = n_asked + n_names, 2 * n_names
+        return 0, []
 
     async def _load(self, pages: Sequence[tuple[bytes, bytes, memoryview]], n_removals: int) -> int:
         limit_s = LOAD_TIMEOUT_S + len(pages) * (LOAD_PAGE_S + self.page_bytes / LOAD_BYTES_PER_S)
