@@ -7,9 +7,11 @@ import pytest
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.tiers.host_tier import CachedPrefixes
 from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.stores.page_keys import StateKeys
 from radixkv.tree.node import Namespace
-from support.engine import Engine, name_of, prompt, token_bytes
+from support.engine import MESSAGE_ENDS, Engine, name_of, prompt, token_bytes
 from support.evicting import evict_all
+from support.fake_copier import STATE_PARTS
 
 
 def restarted_engine(n_tokens: int = 40, **settings: object) -> Engine:
@@ -241,3 +243,101 @@ def test_beams_without_room_for_others_of_their_group_do_not_wait_for_a_write_to
         assert n_turns < 400, "the search has stopped"
     assert engine.store.in_flight, "the write has not ended"
     finish(engine)
+
+
+CHAT = [0 if token in MESSAGE_ENDS else token for token in prompt(40)]
+"""States are kept after 16 tokens and after 36."""
+
+
+def key_of_state(engine: Engine, n_tokens: int, part: int) -> bytes:
+    key = engine.store_keys(CHAT)[n_tokens // 4 - 1]
+    return StateKeys(STATE_PARTS, 1, 16).all(key)[part]
+
+
+def engine_with_states(*, is_shared: bool, knows_all: bool = False) -> Engine:
+    """Returns an engine of which only the store has a prompt with its states; another server's, unless it knows
+    all."""
+    engine = Engine(n_pages=32, page_size=4, n_slots=60, n_states=8, has_disk=True)
+    for n_tokens in (18, 38):
+        engine.serve(CHAT[:n_tokens], max_tokens=1)
+    engine.store_all()
+    evict_all(engine.cache, engine.host)
+    engine.check_invariants()
+    engine.store.is_shared = is_shared
+    if not knows_all:
+        engine.store.make_unknown(0)
+    return engine
+
+
+def lose(engine: Engine, key: bytes) -> None:
+    engine.store.lose(list(engine.store.pages).index(key))
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_prompt_comes_with_its_state(is_shared: bool) -> None:
+    engine = engine_with_states(is_shared=is_shared)
+    request = engine.add(CHAT)
+    finish(engine)
+    assert sources(request) == (36, 36, 36)
+    assert engine.host_tier.disk.n_lookups == is_shared
+    fork = engine.add([*CHAT[:30], 5, 6, 7, 8, 9])
+    finish(engine)
+    assert sources(fork)[0] == 16
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("while_fetching", [False, True])
+@pytest.mark.parametrize("what", ["first part", "last part", "page"])
+def test_a_prompt_falls_back_to_the_deepest_position_that_has_pages_and_state(
+    what: str, while_fetching: bool, is_shared: bool
+) -> None:
+    engine = engine_with_states(is_shared=is_shared)
+    lost = engine.store_keys(CHAT)[6]
+    if what != "page":
+        lost = key_of_state(engine, 36, 0 if what == "first part" else STATE_PARTS - 1)
+    if while_fetching:
+        engine.finishes_copies = False
+        request = engine.add(CHAT)
+        for _ in range(1 + is_shared):
+            engine.turn()
+            assert (request.phase, len(engine.store.in_flight)) == (Phase.LOADING, 1)
+            if engine.store.in_flight[0].is_look_up:
+                engine.store.finish()
+        lose(engine, lost)
+    else:
+        lose(engine, lost)
+        request = engine.add(CHAT)
+    finish(engine)
+    assert sources(request)[:2] == (16, 16)
+    assert engine.host_tier.disk.n_lookups == (1 + while_fetching if is_shared else 0)
+
+
+def test_a_prompt_whose_states_are_all_lost_while_they_are_fetched_is_computed() -> None:
+    engine = engine_with_states(is_shared=True)
+    engine.finishes_copies = False
+    request = engine.add(CHAT)
+    for n_tokens in (36, 16):
+        engine.turn()
+        engine.store.finish()
+        engine.turn()
+        lose(engine, key_of_state(engine, n_tokens, 1))
+        engine.store.finish()
+    finish(engine)
+    assert sources(request) == (0, 0, 0)
+
+
+def test_a_state_that_another_server_has_written_is_looked_up_though_its_pages_are_known() -> None:
+    engine = engine_with_states(is_shared=True, knows_all=True)
+    engine.store.unknown = {key_of_state(engine, 36, part) for part in range(STATE_PARTS)}
+    request = engine.add(CHAT)
+    finish(engine)
+    assert sources(request) == (36, 36, 36)
+    assert engine.host_tier.disk.n_lookups == 1
+
+
+def test_nothing_is_looked_up_behind_the_last_possible_state() -> None:
+    engine = engine_with_states(is_shared=True, knows_all=True)
+    request = engine.add([*CHAT[:37], 1, 2])
+    finish(engine)
+    assert sources(request) == (36, 36, 36)
+    assert engine.host_tier.disk.n_lookups == 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-from radixkv.runtime.tiers.stores.page_keys import KeyChain, KVIdentity, chain, namespace_key, root_key
+from radixkv.runtime.tiers.stores.page_keys import KeyChain, KVIdentity, StateKeys, chain, namespace_key, root_key
 from radixkv.tree.node import Namespace
 
+STATES = StateKeys(3, 2, 64)
 IDENTITY = KVIdentity("model", "cpu", "avx2", "2.11.0", "float32", "float32", "", "LKV16", 16)
 TOKENS = bytes(range(64)) * 4
 
@@ -19,13 +20,26 @@ def keys_with(
 
 
 def test_every_field_of_the_identity_and_of_the_namespace_changes_every_key() -> None:
+    """Also those of states, which are none of pages, and others after each page."""
     others = [IDENTITY._replace(**{field: 17 if field == "page_size" else "other"}) for field in IDENTITY._fields]
-    runs = [keys_with(), *(keys_with(identity) for identity in others)]
+    ranks = [IDENTITY._replace(layout=f"{IDENTITY.layout}, of each of {n} ranks") for n in (2, 4)]
+    runs = [keys_with(), *(keys_with(identity) for identity in (*others, *ranks))]
     runs += [keys_with(namespace=Namespace(**{field: "other"})) for field in ("tenant", "salt", "adapter")]
     runs.append(keys_with(namespace=Namespace(epoch=1)))
     keys = [key for run in runs for key in run]
-    assert len(runs) == 1 + len(IDENTITY._fields) + len(Namespace._fields)
+    assert len(runs) == 3 + len(IDENTITY._fields) + len(Namespace._fields)
     assert len(set(keys)) == len(keys) == 4 * len(runs)
+    of_states = [key for run in runs for end in run for key in STATES.all(end)]
+    assert len({*keys, *of_states}) == len(keys) + len(of_states) == 16 * len(runs)
+
+
+def test_states_are_after_multiples_of_an_interval_the_deepest_first() -> None:
+    assert list(STATES.ends(7)) == [6, 4, 2]
+    assert list(STATES.ends(6, 2)) == [6, 4]
+    assert list(STATES.ends(3, 2)) == list(STATES.ends(1)) == []
+    key = keys_with()[1]
+    assert STATES.all(key) == chain(key, b"\xff" * 192, 64), "tokens -1, which no prompt has"
+    assert STATES.first(key) == STATES.all(key)[0]
 
 
 def test_a_salt_that_is_no_text_has_a_key() -> None:

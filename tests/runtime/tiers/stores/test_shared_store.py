@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from radixkv.runtime.tiers.stores import shared_store as shared_store_module
+from radixkv.runtime.tiers.stores.page_keys import StateKeys
 from radixkv.runtime.tiers.stores.page_store import PageCounts
-from radixkv.runtime.tiers.stores.shared_store import N_NAMES, PAUSE_S, SharedStore
+from radixkv.runtime.tiers.stores.shared_store import MAX_STATE_NAMES, N_NAMES, PAUSE_S, SharedStore
 from support.cases import examples
 from support.fake_objects import PAGE_BYTES, FakeObjects, shared_store
 from support.page_files import (
@@ -33,6 +34,8 @@ from support.page_files import (
     wait_for,
 )
 
+STATES = StateKeys(3, 2, PAGE_TOKEN_BYTES)
+"""Three pages each, after every second page of a sequence."""
 RUNS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
 SERVERS = st.integers(0, 1)
 
@@ -174,6 +177,81 @@ def test_a_lookup_finds_the_end_of_a_prefix_with_few_questions(n_pages: int, sha
         assert look_up(store, run) == n_there == store.run(keys_of(run))
     assert len(objects.questions) <= (1 if n_there in (0, n_pages) else 4)
     assert max(map(len, objects.questions)) <= N_NAMES
+
+
+def look_up_states(store: SharedStore, pages: Sequence[int]) -> list[int]:
+    """Looks a run of pages up; returns after how many of them the store is known to have the whole state."""
+    keys = keys_of(pages)
+    ticket = store.look_up(keys, STATES)
+    assert ticket is not None
+    n_found = wait(store, ticket).n_pages
+    assert store.run(keys) == n_found
+    ends = list(STATES.ends(len(pages)))
+    assert all(end <= n_found for end in ends if store.run(STATES.all(keys[end - 1])))
+    return [end for end in ends if store.run(STATES.all(keys[end - 1])) == STATES.n_pages]
+
+
+def names_of(pages: Sequence[int], n_pages: int, ends: dict[int, int]) -> dict[str, bytes]:
+    """Returns objects for leading pages, and for so many leading pages of the state after each end."""
+    keys = keys_of(pages)
+    of_states = [key for end, n_parts in ends.items() for key in STATES.all(keys[end - 1])[:n_parts]]
+    return {key[:32].hex(): b"" for key in (*keys[:n_pages], *of_states)}
+
+
+@examples(60)
+@given(
+    n_there=st.integers(0, 40),
+    ends=st.dictionaries(st.integers(1, 20).map(lambda n: 2 * n), st.integers(1, 3), max_size=6),
+)
+def test_a_lookup_finds_the_deepest_whole_state_that_has_all_pages_before_it(
+    n_there: int, ends: dict[int, int]
+) -> None:
+    run = list(range(41))
+    with shared_store(FakeObjects(names_of(run, n_there, ends))) as store:
+        whole = [end for end, n_parts in sorted(ends.items()) if end <= n_there and n_parts == STATES.n_pages]
+        assert look_up_states(store, run) == whole[-1:]
+
+
+@pytest.mark.parametrize(
+    ("n_behind", "n_states_asked"),
+    [(0, [16]), (15, [16]), (16, [16, 32]), (MAX_STATE_NAMES - 1, [16, 32, 64, 128])],
+)
+def test_few_questions_find_a_state_near_the_end_and_a_bounded_number_one_far_away(
+    n_behind: int, n_states_asked: list[int]
+) -> None:
+    run = list(range(2 * MAX_STATE_NAMES + 20))
+    end = len(run) - 2 * n_behind
+    objects = FakeObjects(names_of(run, len(run), {end: STATES.n_pages, 2: STATES.n_pages}))
+    with shared_store(objects) as store:
+        assert look_up_states(store, run) == [end]
+    assert list(map(len, objects.questions)) == [N_NAMES, *n_states_asked, STATES.n_pages]
+
+
+def test_a_state_too_far_from_the_end_is_not_found_and_the_store_is_not_away() -> None:
+    run = list(range(2 * MAX_STATE_NAMES + 20))
+    objects = FakeObjects(names_of(run, len(run), {2: STATES.n_pages}))
+    with shared_store(objects) as store:
+        assert look_up_states(store, run) == []
+        assert store.run(keys_of(run)) == len(run)
+        assert not store.health.is_away
+
+
+@pytest.mark.parametrize("removes_state", [False, True])
+def test_a_state_that_is_being_removed_is_not_found(removes_state: bool) -> None:
+    run = [1, 2, 3, 4]
+    objects = FakeObjects(names_of(run, 4, {4: 3, 2: 3}))
+    objects.n_parallel = 16
+    with shared_store(objects) as store:
+        assert look_up_states(store, run) == [4]
+        objects.delete = hanging = Hanging()  # type: ignore[method-assign]
+        removal = store.remove(STATES.first(keys_of(run)[-1]) if removes_state else keys_of(run)[-1])
+        assert removal.n_pages == (3 if removes_state else 4)
+        ticket = store.look_up(keys_of(run), STATES)
+        assert ticket is not None
+        assert wait(store, ticket).n_pages == (4 if removes_state else 3)
+        assert store.run(STATES.all(keys_of(run)[-1])) == 0
+        hanging.is_open.set()
+        wait(store, removal.ticket)
 
 
 def test_a_store_that_fails_is_left_alone_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
