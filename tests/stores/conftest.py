@@ -37,8 +37,8 @@ def start(sensitive: Path, tmp_path: Path) -> Start:
     """Starts servers, each with a folder of its own for ``errors``, with the store in ``s3`` if none is named."""
     numbers = count()
 
-    def start_one(*flags: str, url: str = URL) -> AbstractContextManager[LiveServer]:
+    def start_one(*flags: str, url: str = URL, model: Path = sensitive) -> AbstractContextManager[LiveServer]:
         (folder := tmp_path / f"server{next(numbers)}").mkdir()
-        return serving(sensitive, folder / "errors", *FLAGS, "--cache-url", url, *flags)
+        return serving(model, folder / "errors", *FLAGS, "--cache-url", url, *flags)
 
     return start_one

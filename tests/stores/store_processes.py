@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def ask(server: LiveServer, prompt: str, **body: object) -> tuple[list[int], dict[str, Any]]:
+def ask(server: LiveServer, prompt: str | Sequence[int], **body: object) -> tuple[list[int], dict[str, Any]]:
     """Returns an answer's tokens, and where the prompt's cached tokens came from."""
     body = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **body}
     reply: Any = server.complete(prompt=prompt, **body)

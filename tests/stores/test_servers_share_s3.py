@@ -12,6 +12,8 @@ import pytest
 
 from stores.conftest import Start
 from stores.store_processes import PROMPTS, S3, URL, ask, wait_until_written
+from support.checkpoints import save_checkpoint
+from support.device_support import HYBRIDS, random_ids
 from support.failed_start import failed_start_error
 from support.live import LIMIT_S, LiveServer, wait_for
 
@@ -53,6 +55,30 @@ def test_a_second_server_finds_the_prefixes_of_the_first(s3: S3, start: Start) -
         _, details = ask(first, PROMPTS[3])
         assert details == COLD
         assert s3.keys()
+
+
+def test_a_second_server_goes_on_from_the_states_of_the_first(s3: S3, start: Start, tmp_path: Path) -> None:
+    """A model with recurrent layers: the whole prefix, an earlier state where a later one is damaged, and the same
+    tokens while the store is away."""
+    model = tmp_path / "hybrid"
+    save_checkpoint(model, **HYBRIDS["qwen3.5"])
+    flags = ("--dtype", "float32", "--max-model-len", "1024")
+    stem, more = random_ids(390, seed=1), random_ids(200, seed=2)
+    prompts = [stem, [*stem, *more]]
+    with start(*flags, model=model) as first, start(*flags, model=model) as second:
+        answers = []
+        for prompt in prompts:
+            before, n_written = set(s3.keys()), first.metric("store_pages_written_total")
+            answers.append(ask(first, prompt)[0])
+            wait_until_written(first, n_written)
+        assert ask(second, stem) == (answers[0], {"device": 0, "host": 0, "storage": 384})
+        for key in set(s3.keys()) - before:
+            s3.put(key, bytes(5000))
+        assert ask(second, prompts[1]) == (answers[1], {"device": 384, "host": 0, "storage": 0})
+        assert second.metric("store_is_away") == 0
+        s3.kill()
+        new = random_ids(300, seed=3)
+        assert ask(second, new) == (ask(first, new)[0], COLD)
 
 
 def test_a_store_outlives_its_servers(s3: S3, start: Start) -> None:

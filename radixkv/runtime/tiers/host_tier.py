@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from time import monotonic
 from typing import NamedTuple
 
@@ -150,13 +149,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         self._n_declined += 1
 
     def find_fetch(
-        self,
-        namespace: Namespace,
-        tokens: bytes,
-        cached: CachedPrefixes,
-        *,
-        looks_up: bool = False,
-        n_below: float = inf,
+        self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes, *, looks_up: bool = False
     ) -> Fetch | Lookup | None:
         """Returns a fetch from disk that the prompt should wait for: one in flight, or a new one.
 
@@ -168,17 +161,15 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             cached: what ``match`` has returned for the prompt.
             looks_up: whether to ask a store that servers share for pages that it is not known to have. Then the
                 prompt may have to wait for that.
-            n_below: only a prefix of fewer tokens is fetched.
         """
         if self.disk is None:
             return None
-        fetch = self.disk.find_load(namespace, tokens, cached.n_host)
-        if fetch is not None and len(fetch.tokens) < n_below * TOKEN_BYTES:
+        if (fetch := self.disk.find_load(namespace, tokens, cached.n_host)) is not None:
             return fetch
         if looks_up and (lookup := self._look_up(namespace, tokens, cached)) is not None:
             return lookup
         cached = self.match_disk(namespace, tokens, cached)
-        if not cached.n_beyond_host or cached.n_disk >= n_below:
+        if not cached.n_beyond_host:
             return None
         if not self.should_load(cached):
             self._n_fetches_declined += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
@@ -37,9 +36,9 @@ class _Wait:
     """When it first began, on the clock."""
     ended_at: float | None = None
     """When the last of its pages had come; None while it waits. Waits after its first step do not count."""
-    n_failed_to_fetch: float = inf
-    """Length of the last prefix whose fetch from disk has failed, in tokens. Only shorter ones are fetched then, so
-    that it is not tried for ever."""
+    n_fetchable_bytes: int | None = None
+    """Bytes of the prompt's tokens that may be fetched from disk; None for all. A fetch that has failed leaves what
+    it has read, and less than it was to read, so that it is not tried for ever."""
     is_looked_up: bool = False
     """Whether a store that servers share was asked for its pages, and no fetch has failed since."""
 
@@ -162,13 +161,8 @@ class MemoryTiers(Tiers):
         if n_missing > n_available:
             return False
         wait = self._waits.get(request) or _Wait(self._clock())
-        fetch = host_tier.find_fetch(
-            request.namespace,
-            request.key,
-            cached,
-            looks_up=not wait.is_looked_up,
-            n_below=wait.n_failed_to_fetch,
-        )
+        fetchable, looks_up = request.key[: wait.n_fetchable_bytes], not wait.is_looked_up
+        fetch = host_tier.find_fetch(request.namespace, fetchable, cached, looks_up=looks_up)
         if fetch is not None:
             self._take(request)
             self._joined[request] = fetch
@@ -203,8 +197,9 @@ class MemoryTiers(Tiers):
                 wait = self._waits[request]
                 wait.is_looked_up |= isinstance(copy, Lookup)
                 if isinstance(copy, Fetch):
-                    if copy.is_lost:  # the store knows by now what it has lost, and may have a shorter prefix
-                        wait.n_failed_to_fetch = len(copy.tokens) // TOKEN_BYTES
+                    if copy.is_lost:  # what was read may have a state, which is of use if a token follows it
+                        n_read = copy.start + copy.n_tokens
+                        wait.n_fetchable_bytes = min((n_read + 1) * TOKEN_BYTES, len(copy.tokens) - TOKEN_BYTES)
                         wait.is_looked_up = False
                     request.cache_use.note("fetched", copy.start, copy.start + copy.n_tokens)
                 self._note_end(request)

@@ -287,14 +287,17 @@ def test_a_prompt_comes_with_its_state(is_shared: bool) -> None:
 
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("while_fetching", [False, True])
-@pytest.mark.parametrize("what", ["first part", "last part", "page"])
+@pytest.mark.parametrize("what", ["first part", "last part", "page", "page after a state"])
 def test_a_prompt_falls_back_to_the_deepest_position_that_has_pages_and_state(
     what: str, while_fetching: bool, is_shared: bool
 ) -> None:
     engine = engine_with_states(is_shared=is_shared)
-    lost = engine.store_keys(CHAT)[6]
-    if what != "page":
-        lost = key_of_state(engine, 36, 0 if what == "first part" else STATE_PARTS - 1)
+    lost = {
+        "first part": key_of_state(engine, 36, 0),
+        "last part": key_of_state(engine, 36, STATE_PARTS - 1),
+        "page": engine.store_keys(CHAT)[6],
+        "page after a state": engine.store_keys(CHAT)[4],
+    }[what]
     if while_fetching:
         engine.finishes_copies = False
         request = engine.add(CHAT)
