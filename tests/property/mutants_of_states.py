@@ -12,6 +12,7 @@ from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.states.tree_states import TreeStates
 from radixkv.runtime.step.plan import StateSave, StepPlan
+from radixkv.runtime.tiers.stores.page_keys import KEY_BYTES, StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 from radixkv.runtime.tiers.tier_link import TierLink
 from radixkv.tree import forest
@@ -191,6 +192,12 @@ def attach_a_state_a_page_early(patch: Patch) -> None:
     patch.setattr(NodeStates, "attach", mutant)
 
 
+def leave_the_prefix_out_of_the_keys_of_states(patch: Patch) -> None:
+    first, all_keys = StateKeys.first, StateKeys.all
+    patch.setattr(StateKeys, "first", lambda self, key: first(self, bytes(KEY_BYTES)))
+    patch.setattr(StateKeys, "all", lambda self, key: all_keys(self, bytes(KEY_BYTES)))
+
+
 def forget_the_states_of_forks(patch: Patch) -> None:
     patch.setattr(TreeStates, "forked", lambda self, parent, fork: None)
 
@@ -238,6 +245,7 @@ OF_STATES: tuple[Callable[[Patch], None], ...] = (
     attach_the_state_of_a_failed_copy,
     lose_the_slot_of_a_copy,
     attach_a_state_a_page_early,
+    leave_the_prefix_out_of_the_keys_of_states,
     forget_the_states_of_forks,
     copy_the_states_of_forks_a_step_late,
     fork_from_a_state_that_has_moved_on,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -203,6 +203,7 @@ def names_of(pages: Sequence[int], n_pages: int, ends: dict[int, int]) -> dict[s
     n_there=st.integers(0, 40),
     ends=st.dictionaries(st.integers(1, 20).map(lambda n: 2 * n), st.integers(1, 3), max_size=6),
 )
+@example(n_there=40, ends={40: 2, 38: 3, 20: 3})
 def test_a_lookup_finds_the_deepest_whole_state_that_has_all_pages_before_it(
     n_there: int, ends: dict[int, int]
 ) -> None:
