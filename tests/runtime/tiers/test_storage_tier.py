@@ -57,6 +57,21 @@ def test_what_is_behind_a_lost_page_is_computed() -> None:
     assert sources(request) == (16, 16, 16)
 
 
+def test_what_is_behind_a_page_that_was_lost_meanwhile_is_not_looked_up_again() -> None:
+    engine = restarted_engine(finishes_copies=False)
+    engine.store.is_shared = True
+    engine.store.make_unknown(0)
+    request = engine.add(prompt(40))
+    engine.turn()
+    engine.store.finish()
+    engine.turn()
+    assert not engine.store.in_flight[0].is_look_up
+    engine.store.lose(4)
+    finish(engine)
+    assert sources(request) == (16, 16, 16)
+    assert engine.host_tier.disk.n_lookups == 1
+
+
 def test_a_request_fetches_once_only_if_pages_cannot_be_read() -> None:
     engine = restarted_engine(finishes_copies=False)
     request = engine.add(prompt(40))
