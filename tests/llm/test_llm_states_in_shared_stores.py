@@ -185,3 +185,19 @@ def test_an_invalidated_prefix_is_removed_from_the_store_with_its_states(
         answers(llm, [CHAT, SYSTEM], "a")
         llm.invalidate_cache({"prompt_token_ids": CHAT}, cache_salt="a")
     assert not objects.objects
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("folder", ["qwen3.5"], indirect=True)
+def test_ranks_find_states_of_as_many_ranks_only(
+    folder: Path, objects: FakeObjects, written: dict[str, bytes]
+) -> None:
+    objects.objects |= written
+    found = []
+    for _ in range(2):
+        with opened(folder, **SHARED, tensor_parallel_size=2) as llm:
+            found.append(answers(llm, [CHAT], "a")[0])
+            assert stats(llm)[0].pages_lost_total == 0
+    assert [one.num_fetched_tokens for one in found] == [0, 320]
+    assert bits(found[0]) == bits(found[1])
+    assert written.keys() < objects.objects.keys()
