@@ -16,7 +16,7 @@ MIN_EXCESS_REQUESTS = 4
 RECENT_REQUESTS = 32
 """Requests for each server that a router remembers."""
 USUAL_S = 2.0
-"""Time constant of the mean of what a server usually has in flight: turns of chats in lock step end and come back
+"""Time constant with which what a server usually has in flight falls: turns of chats in lock step end and come back
 within less."""
 
 Server = TypeVar("Server", bound=Hashable)
@@ -43,18 +43,16 @@ class ServerChoice(Generic[Server]):
     each server. Requests that have ended count as well, because a server that gets most of the traffic, as it does
     when all prompts begin alike, has to cache most of it.
 
-    What is usual is an exponential mean over about two seconds. Chats whose turns end together come back together:
-    those of one server may then be in flight while those of another are between two turns, which says nothing about
-    the work that the servers have.
+    What is usual rises at once, and falls to what is in flight within some two seconds. Chats whose turns end
+    together come back together: those of one server may then be in flight while those of another are between two
+    turns, which says nothing about the work that the servers have.
     """
 
     def __init__(self) -> None:
         self._recent: deque[Server] = deque()
         self._n_recent: dict[Server, int] = {}
         self._usual: dict[Server, float] = {}
-        """Means of what servers have in flight, of those that were there for the last prompt."""
-        self._first_s: float | None = None
-        """When the first prompt came."""
+        """What servers usually have in flight, of those that were there for the last prompt."""
         self._last_s = 0.0
         """When the last one came."""
 
@@ -86,16 +84,11 @@ class ServerChoice(Generic[Server]):
         return {server: number + self._n_recent.get(server, 0) for server, number in in_flight.items()}
 
     def _measure(self, in_flight: Mapping[Server, float], now_s: float) -> None:
-        """Takes what servers have in flight now into their means."""
-        if self._first_s is None:
-            self._first_s = self._last_s = now_s
-        # In the first seconds the mean is over all of them, rather than mostly of what there was at first.
-        since_first = 1.0 - math.exp((self._first_s - now_s) / USUAL_S)
-        share = (1.0 - math.exp((self._last_s - now_s) / USUAL_S)) / since_first if since_first else 1.0
+        """Takes what servers have in flight now into what they usually have."""
+        left = math.exp((self._last_s - now_s) / USUAL_S)
         self._last_s = now_s
-        before = self._usual
         self._usual = {
-            server: number if server not in before else before[server] + (number - before[server]) * share
+            server: number + left * max(0.0, self._usual.get(server, 0.0) - number)
             for server, number in in_flight.items()
         }
 
