@@ -24,11 +24,14 @@ _BEGUN = r'<(<|\|<|\|"<|\|"\|<)*'
 """A pattern of the beginning of a quote's first character, which may begin anew."""
 _NO_QUOTE = rf'{_BEGUN}([^<|]|\|[^<"]|\|"[^<|]|\|"\|[^<>])'
 _TEXT = rf'([^<]|{_NO_QUOTE})*({_BEGUN}(\||\|"|\|"\|)?)?'
-"""A pattern of texts without a quote."""
+_LETTERS = f"Regex({json.dumps(_TEXT)})"
+"""An expression of texts without a quote: one automaton, so that masks can be prepared."""
 _WORD = re.compile(r'[^,:{}\[\]<"]+')
 """A key that is read without quotes, if there is no white space around it."""
 _NO_WORD = ',:{}[\\]<\\"\\0-\\x20\\x7f-\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000'
 """What is in no key that an object does not declare, in a class of characters; a space is within one."""
+_BEFORE_VALUE = r"(=[\-0-9tfnN{[<\"])"
+"""What a value may begin with. With it, filling a mask within a key takes a tenth of the time."""
 _PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[A-Za-z_]\w*')
 """A text, a class of characters or a word in the notation in which xgrammar prints grammars."""
 _ESCAPED = re.compile(r' \| \("\\\\"[^()]*\)')
@@ -109,7 +112,9 @@ class _GemmaGrammar:
         return _any_of(map(self._value, types))
 
     def _any_text(self) -> str:
-        return self._named("text", lambda: f"{self._quote} {self._named('letters', _letters)} {self._quote}")
+        return self._named(
+            "text", lambda: f"{self._quote} {self._named('letters', lambda: _LETTERS)} {self._quote}"
+        )
 
     def _scalar(self, schema: Schema) -> str:
         """Returns the rule of numbers or texts with limits, which xgrammar makes."""
@@ -233,8 +238,8 @@ class _GemmaGrammar:
 
     def _new_word(self, declared: Iterable[str]) -> str:
         """Returns a rule of keys without quotes other than the declared ones, with the colon."""
-        word = self._named("word", lambda: f'[^{_NO_WORD}] word | ":" | " " gap')
-        gap = self._named("gap", lambda: f'[^{_NO_WORD}] {word} | " " gap')
+        word = self._named("word", lambda: f'([^{_NO_WORD}] word | ":" | " " gap) {_BEFORE_VALUE}')
+        gap = self._named("gap", lambda: f'([^{_NO_WORD}] word | " " gap) {_BEFORE_VALUE}')
         next_nodes: list[dict[str, int]] = [{}]
         ends = {0}
         for name in filter(_is_word, declared):
@@ -257,12 +262,8 @@ class _GemmaGrammar:
                 ways.append(f'" " {gap}')
             if node not in ends and letters[node] != " ":
                 ways.append('":"')
-            self._rules[f"{prefix}_{node}"] = " | ".join(ways)
+            self._rules[f"{prefix}_{node}"] = f"({' | '.join(ways)}) {_BEFORE_VALUE}"
         return f"{prefix}_0"
-
-
-def _letters() -> str:
-    return f"Regex({json.dumps(_TEXT)})"
 
 
 def _end(others: str | None, count: int, fewest: int, most: int | None) -> Rest:
