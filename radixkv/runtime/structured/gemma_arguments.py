@@ -65,10 +65,14 @@ class _GemmaGrammar:
         self._rules: dict[str, str] = {}
         self._scalars: dict[str, str] = {}
         """Names of the rules for schemas of numbers and texts, by their JSON."""
+        self._pending: list[tuple[str, Callable[[], str]]] = []
+        """Rules that are named and not made yet: one may refer to itself, and a long chain would be too deep."""
 
     def write(self, schema: Schema) -> str:
-        self._rules["root"] = ""
-        self._rules["root"] = self._value(schema)
+        self._later("root", lambda: self._value(schema))
+        while self._pending:
+            name, make = self._pending.pop()
+            self._rules[name] = make()
         return "\n".join(f"{name} ::= {body}" for name, body in self._rules.items())
 
     def _value(self, schema: Schema) -> str:
@@ -76,7 +80,7 @@ class _GemmaGrammar:
         match schema:
             case {"$ref": str(reference)}:
                 name = reference.rpartition("/")[2]
-                return self._named(f"definition_{name}", lambda: self._value(self._definitions[name]))
+                return self._later(f"definition_{name}", lambda: self._value(self._definitions[name]))
             case {"anyOf": [*options]}:
                 return self._rule(_any_of(map(self._value, options)))
             case {"enum": [*values]}:
@@ -94,6 +98,13 @@ class _GemmaGrammar:
             case {"type": "null"}:
                 return self._constant(None)
         return self._named("any", self._any)
+
+    def _later(self, name: str, make: Callable[[], str]) -> str:
+        """Does what ``_named`` does, but makes the rule after this one."""
+        if name not in self._rules:
+            self._rules[name] = ""
+            self._pending.append((name, make))
+        return name
 
     def _named(self, name: str, make: Callable[[], str]) -> str:
         """Returns a rule's name, after making the rule if there is none."""
@@ -195,20 +206,17 @@ class _GemmaGrammar:
         for name in reversed(_in_order(properties)):
             item = f"{self._key(name)} {self._value(properties[name])}"
             is_required = name in schema.get("required", ())
-            rests = {
-                count: self._rest(
-                    None if (rest := rests[min(count + 1, largest)]) is None else f"{_comma(count)} {item} {rest}",
-                    None if is_required else rests[count],
-                )
-                for count in rests
-            }
+            for count in rests:  # from below, as each needs the next one of the properties after this
+                following = rests[min(count + 1, largest)]
+                ways = [] if following is None else [f"{_comma(count)} {item} {following}"]
+                if not is_required and (rest := rests[count]) is not None:
+                    ways.append(rest)
+                way = " | ".join(ways)
+                # Where nothing was written yet, all ways are in one rule: xgrammar prepares masks for each rule.
+                rests[count] = (self._rule(way) if count else way) if ways else None
         if rests[0] is None:
             raise refusal("$", "has an object whose number of properties cannot be that of its limits")
-        return self._rule(f'"{{" {rests[0]}')
-
-    def _rest(self, *ways: Rest) -> Rest:
-        known = [way for way in ways if way is not None]
-        return self._rule(" | ".join(known)) if known else None
+        return self._rule(f'"{{" ({rests[0]})')
 
     def _others(self, schema: Schema, properties: Schema) -> str | None:
         """Returns an expression of a key that is not declared, and its value; None if there may be none."""
@@ -227,7 +235,7 @@ class _GemmaGrammar:
         match schema:
             case {"$ref": str(reference)}:
                 name = reference.rpartition("/")[2]
-                return self._named(f"names_{name}", lambda: self._names(self._definitions[name]))
+                return self._later(f"names_{name}", lambda: self._names(self._definitions[name]))
             case {"anyOf": [*options]}:
                 return _any_of(map(self._names, options))
             case {"enum": [*values]} if all(isinstance(one, str) for one in values):

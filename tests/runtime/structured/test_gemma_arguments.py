@@ -285,6 +285,20 @@ def test_a_schema_that_may_be_itself(tools: Tools) -> None:
     assert not tools.accepts(grammar, "{}")
 
 
+def test_long_schemas(tools: Tools) -> None:
+    n = 400
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(n)} | {f"d{n}": {"type": "null"}}
+    assert tools.accepts(tools.compiled({"$defs": chain, "$ref": "#/$defs/d0"}), "null")
+    wide = {"type": "object", "properties": {f"p{i:02}": {"type": "null"} for i in range(100)}}
+    grammar = tools.compiled(wide | {"additionalProperties": True})
+    assert tools.accepts(grammar, "{p07:null,p99:null,p999:1,p7:2}")
+    assert not tools.accepts(grammar, "{p07:null,p06:null}")
+    deep: Schema = {"type": "null"}
+    for _ in range(99):
+        deep = closed(a=deep)
+    assert tools.accepts(tools.compiled(deep), "{a:" * 99 + "null" + "}" * 99)
+
+
 def test_a_text_that_has_a_quote_is_written_in_those_of_json(tools: Tools) -> None:
     schema = closed(**{T: {"const": f"a{T}é"}})
     text = r'{"<|\"|>":"a<|\"|>é"}'
