@@ -203,10 +203,10 @@ class _GemmaGrammar:
         # The largest count stands for itself and all above, unless these differ.
         largest = len(properties) if fewest > 1 or most is not None else min(1, len(properties))
         rests = {count: _end(others, count, fewest, most) for count in range(largest + 1)}
-        for name in reversed(_in_order(properties)):
+        for index, name in reversed([*enumerate(_in_order(properties))]):
             item = f"{self._key(name)} {self._value(properties[name])}"
             is_required = name in schema.get("required", ())
-            for count in rests:  # from below, as each needs the next one of the properties after this
+            for count in range(min(index, largest) + 1):  # each needs the next one of the properties after this
                 following = rests[min(count + 1, largest)]
                 ways = [] if following is None else [f"{_comma(count)} {item} {following}"]
                 if not is_required and (rest := rests[count]) is not None:
