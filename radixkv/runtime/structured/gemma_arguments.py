@@ -20,10 +20,24 @@ Schema = Mapping[str, Any]
 Rest = str | None
 """Expression of how an object goes on; None if it cannot."""
 
+_BEYOND_ASCII = r"[\u0080-\u07ff]|[\u0800-\ud7ff]|[\ue000-\uffff]|[\u{10000}-\u{10ffff}]"
+"""A pattern of letters, by the length of their UTF-8: of longer ranges, xgrammar allows bytes that are no UTF-8."""
+
+
+def _except(letters: str) -> str:
+    """Returns a pattern of any letter but some of ASCII, in their order."""
+    starts = (0, *(ord(one) + 1 for one in letters))
+    ends = (*(ord(one) - 1 for one in letters), 0x7F)
+    ranges = "".join(f"\\x{low:02x}-\\x{high:02x}" for low, high in zip(starts, ends, strict=True))
+    return f"([{ranges}]|{_BEYOND_ASCII})"
+
+
 _BEGUN = r'<(<|\|<|\|"<|\|"\|<)*'
 """A pattern of the beginning of a quote's first character, which may begin anew."""
-_NO_QUOTE = rf'{_BEGUN}([^<|]|\|[^<"]|\|"[^<|]|\|"\|[^<>])'
-_TEXT = rf'([^<]|{_NO_QUOTE})*({_BEGUN}(\||\|"|\|"\|)?)?'
+_NO_QUOTE = _BEGUN + "".join(
+    ("(", _except("<|"), r"|\|", _except('"<'), r'|\|"', _except("<|"), r'|\|"\|', _except("<>"), ")")
+)
+_TEXT = rf'({_except("<")}|{_NO_QUOTE})*({_BEGUN}(\||\|"|\|"\|)?)?'
 _LETTERS = f"Regex({json.dumps(_TEXT)})"
 """An expression of texts without a quote: one automaton, so that masks can be prepared."""
 _WORD = re.compile(r'[^,:{}\[\]<"]+')
