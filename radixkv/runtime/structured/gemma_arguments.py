@@ -156,7 +156,7 @@ class _GemmaGrammar:
         xgrammar writes a text in JSON's quotes. They are replaced; between them, what JSON escapes is left out.
         """
         printed = str(xgrammar.Grammar.from_json_schema(json.dumps(schema), any_whitespace=False))
-        rules = dict(line.split(" ::= ", 1) for line in printed.splitlines() if " ::= " in line)
+        rules = dict(line.split(" ::= ", 1) for line in printed.split("\n") if " ::= " in line)
         if schema["type"] == "string":
             found = re.fullmatch(r'\(\("\\"" (.*) "\\""\)\)', rules["root"])
             if found is None:
