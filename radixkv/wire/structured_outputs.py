@@ -18,6 +18,7 @@ SPECIAL_MARKS = frozenset(
     for name in (
         *("think", "/think", "|channel", "channel|"),
         *("|start|", "|channel|", "|constrain|", "|message|", "|end|", "|call|"),
+        *("|tool_call", "tool_call|", '|"|'),
     )
 )
 """Special tokens that structural tags may name by their ids. No other format allows a special token."""

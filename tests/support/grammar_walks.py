@@ -35,11 +35,11 @@ class Walk:
 class Walker:
     """Chooses random tokens among those that a grammar allows."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, closing: frozenset[int] = CLOSING) -> None:
         self._vocabulary = vocabulary
         self._filler = MaskFiller(1)
         self._masks = np.zeros((1, vocabulary.n_mask_words), np.int32)
-        self._closing = {i for i, token in enumerate(vocabulary.tokens) if token and CLOSING.issuperset(token)}
+        self._closing = {i for i, token in enumerate(vocabulary.tokens) if token and closing.issuperset(token)}
 
     def walk(self, grammar: Grammar, choices: random.Random, max_tokens: int) -> Walk:
         """Returns an answer of at most ``max_tokens`` tokens; some tend to close what is open."""

@@ -34,7 +34,7 @@ class CallTag:
     closing: str = ""
     """What stands after the last call only."""
     style: str = "json"
-    """xgrammar's name of how the arguments are written."""
+    """How the arguments are written: xgrammar's name of it, or ``gemma``."""
     is_parallel: bool = True
     """Whether the format has a way to write several calls."""
 
@@ -195,7 +195,7 @@ TOOL_FORMATS = (
         (),
         ("<|tool_call>call:",),
         GEMMA_CALLS,
-        None,  # xgrammar has no such style of arguments
+        CallTag("<|tool_call>", "<|tool_call>call:NAME", "<tool_call|>", style="gemma"),
         anchors=("<tool_response|>",),
     ),
     ToolFormat(

@@ -124,12 +124,13 @@ class StructuralTags:
         if tag.opening:  # the list of calls is itself one tag
             calls = [{"type": "tag", "begin": tag.opening, "content": self._list(tag, tools), "end": tag.closing}]
             is_parallel = False
-        return {
-            "type": "triggered_tags",
-            "triggers": [tag.trigger],
-            "tags": calls,
-            "stop_after_first": not is_parallel,
-        }
+        trigger = self._mark_ids.get(tag.trigger)
+        kind: Format = (
+            {"type": "triggered_tags", "triggers": [tag.trigger]}
+            if trigger is None
+            else {"type": "token_triggered_tags", "trigger_tokens": [trigger]}
+        )
+        return kind | {"tags": calls, "stop_after_first": not is_parallel}
 
     def _list(self, tag: CallTag, tools: ToolUse) -> Format:
         """Returns one or more calls."""
@@ -166,18 +167,22 @@ class StructuralTags:
         }
         if not tool.is_strict:
             content["or_any_object"] = True
-        begin = tag.begin.replace("NAME", tool.name)
-        if self._mark_ids.keys() & _MARK.findall(begin):
-            return _sequence(self._literal(begin), content, self._literal(tag.end))
-        return {"type": "tag", "begin": begin, "content": content, "end": tag.end}
+        begin, end = tag.begin.replace("NAME", tool.name), tag.end
+        if (mark := _MARK.match(begin)) is not None and mark[0] in self._mark_ids:
+            content = _sequence(self._literal(begin[mark.end() :]), content)
+            return {"type": "tag", "begin": self._token(mark[0]), "content": content, "end": self._end(end)}
+        return {"type": "tag", "begin": begin, "content": content, "end": self._end(end)}
+
+    def _end(self, text: str) -> Format | str:
+        return self._token(text) if text in self._mark_ids else text
+
+    def _token(self, mark: str) -> Format:
+        return {"type": "token", "token": self._mark_ids[mark]}
 
     def _literal(self, text: str) -> Format:
         """Returns a text, whose marks may be special tokens."""
         return _sequence(
-            *[
-                {"type": "token", "token": self._mark_ids[piece]} if piece in self._mark_ids else _text(piece)
-                for piece in _MARK.split(text)
-            ]
+            *[self._token(piece) if piece in self._mark_ids else _text(piece) for piece in _MARK.split(text)]
         )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import xgrammar
 
 from radixkv.errors import InvalidRequest, shortened
-from radixkv.runtime.structured.source import ANY_OBJECT, Source, one_line_schemas
+from radixkv.runtime.structured.gemma_arguments import QUOTE, STYLE, gemma_grammar
+from radixkv.runtime.structured.source import ANY_OBJECT, Source, written_schemas
 from radixkv.runtime.structured.spelling import Spelling
 from radixkv.runtime.structured.vocabulary import Vocabulary
 
@@ -36,6 +37,7 @@ class Compiler:
         """
         self.vocabulary = vocabulary
         self.spelling = Spelling(vocabulary)
+        self._quote_token = vocabulary.mark_id(QUOTE)
         self._compiler = _open(vocabulary.tokens, vocabulary.eos_token_ids, n_threads, cache_bytes)
         # JSON on one line has no control characters, but xgrammar allows them in strings with a length.
         printable = [b"" if _CONTROL_CHARACTER.search(token) else token for token in vocabulary.tokens]
@@ -60,9 +62,20 @@ class Compiler:
                     return self._compiler.compile_regex(source.text)
                 case "grammar":
                     return self._compiler.compile_grammar(source.text)
-            return self._compiler.compile_structural_tag(_structural_tag(source))
+            return self._compiler.compile_structural_tag(self._structural_tag(source))
         except (RuntimeError, ValueError, TypeError) as error:  # what C++ and its bindings raise
             raise refusal(str(error)) from None
+
+    def _structural_tag(self, source: Source) -> str:
+        """Returns a structural tag with xgrammar's keys only."""
+        tag = json.loads(source.text)
+        for part in written_schemas(tag):
+            grammar = _grammar_of(part, self._quote_token)
+            part.clear()
+            part |= {"type": "grammar", "grammar": grammar}
+        if source.before:
+            tag["format"] = {"type": "sequence", "elements": [json.loads(source.before), tag["format"]]}
+        return json.dumps(tag)
 
 
 def _open(
@@ -74,16 +87,12 @@ def _open(
     return xgrammar.GrammarCompiler(info, max_threads=n_threads, cache_limit_bytes=cache_bytes)
 
 
-def _structural_tag(source: Source) -> str:
-    """Returns a structural tag with xgrammar's keys only."""
-    tag = json.loads(source.text)
-    for part in one_line_schemas(tag):
-        ebnf = str(xgrammar.Grammar.from_json_schema(json.dumps(part["json_schema"]), any_whitespace=False))
-        part.clear()
-        part |= {"type": "grammar", "grammar": _EBNF_LITERAL.sub(_without_control_characters, ebnf)}
-    if source.before:
-        tag["format"] = {"type": "sequence", "elements": [json.loads(source.before), tag["format"]]}
-    return json.dumps(tag)
+def _grammar_of(part: Mapping[str, Any], quote_token: int | None) -> str:
+    """Returns the EBNF of one of ``written_schemas``."""
+    if part.get("style") == STYLE:
+        return gemma_grammar(part["json_schema"], quote_token)
+    ebnf = str(xgrammar.Grammar.from_json_schema(json.dumps(part["json_schema"]), any_whitespace=False))
+    return _EBNF_LITERAL.sub(_without_control_characters, ebnf)
 
 
 def _without_control_characters(literal: re.Match[str]) -> str:
@@ -100,7 +109,7 @@ def check_patterns(source: Source) -> None:
     if source.language == "json":
         schemas = [json.loads(source.text)]
     elif source.language == "structural_tag":
-        schemas = [one["json_schema"] for one in one_line_schemas(json.loads(source.text))]
+        schemas = [one["json_schema"] for one in written_schemas(json.loads(source.text))]
     for pattern in {pattern for schema in schemas for pattern in _patterns(schema)}:
         schema = json.dumps({"type": "string", "pattern": pattern})
         try:

@@ -31,6 +31,7 @@ def prepare_source(spec: StructuredOutputs) -> Source:
 
     Structural tags have three keys besides those of xgrammar. A JSON schema with ``or_any_object`` becomes that of
     any object if grammars do not enforce it. One with ``is_one_line`` has the layout that answers have as a whole.
+    The style ``gemma`` is Gemma 4's notation.
     ``before``, beside ``format``, is a format that comes first.
 
     Raises:
@@ -50,19 +51,19 @@ def prepare_source(spec: StructuredOutputs) -> Source:
     return _prepare_structural_tag(spec.structural_tag or "")
 
 
-def one_line_schemas(tag: Any) -> Iterator[dict[str, Any]]:
-    """Yields the parts of a structural tag that are JSON schemas with ``is_one_line``."""
+def written_schemas(tag: Any) -> Iterator[dict[str, Any]]:
+    """Yields the parts of a structural tag that are JSON schemas whose layout or notation xgrammar's tags lack."""
     match tag:
-        case {"type": "json_schema", "is_one_line": True}:
+        case {"type": "json_schema", "is_one_line": True} | {"type": "json_schema", "style": "gemma"}:
             yield tag
         case {"type": "json_schema"}:
             return
         case dict():
             for one in tag.values():
-                yield from one_line_schemas(one)
+                yield from written_schemas(one)
         case list():
             for one in tag:
-                yield from one_line_schemas(one)
+                yield from written_schemas(one)
 
 
 def _prepare_structural_tag(text: str) -> Source:
@@ -103,6 +104,12 @@ def _with_prepared_schemas(tag: Any) -> Any:
         case {"type": "tag", "begin": str(begin), "content": content}:
             with _naming_part(begin):
                 return tag | {"content": _with_prepared_schemas(content)}
+        case {
+            "type": "sequence",
+            "elements": [{"value": str(begin)} as first, {"json_schema": _} as content, *rest],
+        }:
+            with _naming_part(begin):
+                return tag | {"elements": [first, _with_prepared_schemas(content), *rest]}
         case dict():
             return {name: _with_prepared_schemas(one) for name, one in tag.items()}
         case list():

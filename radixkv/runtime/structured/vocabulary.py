@@ -28,6 +28,11 @@ class Vocabulary(msgspec.Struct, frozen=True):
         """Number of 32-bit words of a mask with one bit per token."""
         return -(-len(self.tokens) // 32)
 
+    def mark_id(self, mark: str) -> int | None:
+        """Returns the id of one of ``SPECIAL_MARKS``; None if it is no special token. O(tokens)."""
+        text = _NO_TEXT + mark.encode()
+        return self.tokens.index(text) if text in self.tokens else None
+
 
 def read_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
     """Reads the tokens of a checkpoint's tokenizer. Takes a second for 128,000 tokens.

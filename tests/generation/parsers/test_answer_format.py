@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from radixkv.errors import CheckpointError, ConfigError, UnsupportedFeature
+from radixkv.errors import CheckpointError, ConfigError
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.generation.parsers.formats import TOOL_FORMATS, find_tool_format
-from radixkv.generation.tools import ToolUse, parse_tool_use
+from radixkv.generation.tools import ToolUse
 from radixkv.text.chat_messages import normalize_messages
 from radixkv.text.chat_template import ChatTemplate
 from support.chat_templates import CHATML, GEMMA_4, LLAMA_3, MISTRAL, QWEN_3, QWEN_3_5
@@ -170,13 +170,6 @@ def test_chats_of_gemma_4(tmp_path: Path, variables: dict[str, Any], answer: str
         assert (GEMMA_CALL in prompt) == (called in history), "the history shows a call as it was written"
         assert parse(one, [answer], prompt=prompt) == expected
         assert parse(one, list(answer), prompt=prompt) == expected
-
-
-def test_calls_of_gemma_4_cannot_be_demanded(tmp_path: Path) -> None:
-    one = AnswerFormat.load(tmp_path, ChatTemplate(GEMMA_4, {}, "the test"))
-    assert one is not None
-    with pytest.raises(UnsupportedFeature, match="format of calls cannot be demanded"):
-        one.constraint(HEADER, parse_tool_use(TOOLS, "required"))
 
 
 def test_the_user_chooses(tmp_path: Path) -> None:

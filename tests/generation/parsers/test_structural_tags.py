@@ -33,12 +33,14 @@ PARIS = {
     "mistral": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}}]',
     "mistral_args": '[TOOL_CALLS]weather[ARGS]{"city": "Paris"}',
     "llama3_json": '{"name": "weather", "parameters": {"city": "Paris"}}',
+    "gemma4": '<|tool_call>call:weather{city:<|"|>Paris<|"|>}<tool_call|>',
 }
 BOTH = {
     "hermes": PARIS["hermes"] + '\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
     "qwen3_coder": PARIS["qwen3_coder"] + "\n<tool_call>\n<function=now>\n\n</function>\n</tool_call>",
     "mistral": PARIS["mistral"][:-1] + ', {"name": "now", "arguments": {}}]',
     "mistral_args": PARIS["mistral_args"] + "[TOOL_CALLS]now[ARGS]{}",
+    "gemma4": PARIS["gemma4"] + "<|tool_call>call:now{}<tool_call|>",
 }
 STRICT = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
 NAMED = {"type": "function", "function": {"name": "weather"}}
@@ -53,9 +55,11 @@ class Grammars:
     def __init__(self, folder: Path, *, has_special_marks: bool) -> None:
         marks = sorted(SPECIAL_MARKS)
         backend = byte_letters(special=[EOS, *(marks if has_special_marks else [])])
-        backend.add_tokens([AddedToken(mark, special=False) for mark in marks])
+        if not has_special_marks:  # a mark that is added again is special no more
+            backend.add_tokens([AddedToken(mark, special=False) for mark in marks])
         backend.save(str(folder / "tokenizer.json"))
         self.tokenizer = Tokenizer.load(folder)
+        assert len(self.tokenizer.special_ids(SPECIAL_MARKS)) == (len(marks) if has_special_marks else 0)
         vocabulary = read_vocabulary(folder, backend.get_vocab_size(), [backend.token_to_id(EOS)])
         self._compiler = Compiler(vocabulary, n_threads=1, cache_bytes=1 << 24)
 
@@ -295,6 +299,41 @@ def test_channels(request: pytest.FixtureRequest, accepts: Accepts, tmp_path: Pa
     for answer in (f"{ANALYSIS}{FINAL}Hello.", f"{FINAL}Hello."):
         assert not accepts(one, answer, "required", of=of)
         assert accepts(one, answer, of=of, tools=STRICT)
+
+
+@pytest.mark.parametrize("marks", ["grammars", "special"])
+def test_calls_of_gemma_4(request: pytest.FixtureRequest, accepts: Accepts, tmp_path: Path, marks: str) -> None:
+    of: Grammars = request.getfixturevalue(marks)
+    one = answer_format(tmp_path, "gemma4", has_reasoning=True, tokenizer=of.tokenizer)
+    call, both, wrong = PARIS["gemma4"], BOTH["gemma4"], PARIS["gemma4"].replace("city", "town")
+    thought = "<|channel>thought\nI see.\n<channel|>"
+    for before in ("", thought):
+        for choice in ("required", NAMED):
+            assert accepts(one, before + call, choice, of=of)
+            for answer in ("Hello.", before + wrong, f"Hello. {call}", call + wrong, f"{call}{before}Hello."):
+                assert not accepts(one, answer, choice, of=of)
+        assert accepts(one, before + both, "required", of=of)
+        assert not accepts(one, before + both, NAMED, of=of)
+        assert not accepts(one, before + both, "required", False, of=of)
+        for answer in (f"{before}Hello.", before + call, f"{before}Sure. {both} Hello."):
+            assert accepts(one, answer, tools=STRICT, of=of)
+        for answer in (before + wrong, f"Sure. {both}{wrong}", before + call.replace("weather", "now")):
+            assert not accepts(one, answer, tools=STRICT, of=of)
+        assert accepts(one, f"{before}Sure. {call}", "auto", False, of=of)
+        assert not accepts(one, before + both, "auto", False, of=of)
+        for answer in (before + '{"a": 1}', before + both):
+            assert accepts(one, answer, text_format=OBJECT, of=of)
+        assert not accepts(one, f"{before}Hello.", text_format=OBJECT, of=of)
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ONLY_NOW}}
+        assert accepts(one, f"{before}<|tool_call>call:now{{a:1}}<tool_call|>", choice, of=of)
+        assert not accepts(one, before + call, choice, of=of)
+
+
+def test_a_refused_schema_is_that_of_a_function(special: Grammars, accepts: Accepts, tmp_path: Path) -> None:
+    one = answer_format(tmp_path, "gemma4", tokenizer=special.tokenizer)
+    tool = {"name": "pick", "strict": True, "parameters": {"type": "object", "not": {}}}
+    with pytest.raises(InvalidRequest, match="has not, which no grammar enforces.*begins with 'call:pick'"):
+        accepts(one, "", tools=[*TOOLS, {"type": "function", "function": tool}], of=special)
 
 
 def test_reasoning_of_its_own(accepts: Accepts, tmp_path: Path) -> None:
