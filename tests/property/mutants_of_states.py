@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -204,12 +205,10 @@ def forget_the_states_of_forks(patch: Patch) -> None:
 
 def copy_the_states_of_forks_a_step_late(patch: Patch) -> None:
     take = TreeStates.take
-    late: list[Any] = []
+    late: WeakKeyDictionary[TreeStates, list[Any]] = WeakKeyDictionary()
 
     def mutant(self: TreeStates, step: int) -> Any:
-        forks = self._forks
-        self._forks = late.copy()
-        late[:] = forks
+        self._forks, late[self] = late.get(self, []), self._forks
         return take(self, step)
 
     patch.setattr(TreeStates, "take", mutant)
