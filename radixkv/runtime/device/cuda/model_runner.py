@@ -63,7 +63,7 @@ class ModelRunner:
         settings: sizes of pages, rows and steps, and whether there are graphs, or window pages.
         stream: all work is enqueued here; it must be the current stream.
         collectives: of this rank.
-        states: of gated delta nets; None: the model has none.
+        states: of recurrent layers; None: the model has none.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ModelRunner:
         self._attention = attention
         self._settings = settings
         self.states = states
-        """States of gated delta nets; None: the model has none."""
+        """States of recurrent layers; None: the model has none."""
         max_rows, has_graphs = settings.max_num_seqs, not settings.enforce_eager
         self.decode_sizes = decode_buckets(max_rows) if has_graphs else []
         """Numbers of rows to capture decode graphs for."""

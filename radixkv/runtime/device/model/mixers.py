@@ -31,7 +31,7 @@ class LayerCaches(Protocol):
 
     @property
     def states(self) -> Sequence[LayerStates]:
-        """States of each gated delta net."""
+        """States of each recurrent layer."""
         ...
 
 

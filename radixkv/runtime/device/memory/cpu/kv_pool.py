@@ -29,7 +29,7 @@ class KVPool:
     Args:
         page: layout of a page.
         n_pages: pages for sequences.
-        states: of gated delta nets; None: there are none.
+        states: of recurrent layers; None: there are none.
 
     Raises:
         ConfigError: the pool does not fit into memory.
@@ -42,7 +42,7 @@ class KVPool:
         self.layers = [(self.parts[part].k[layer], self.parts[part].v[layer]) for part, layer in page.places]
         """K and V that each attention reads, [pages + 1, kv_heads, page_size, head_dim] each."""
         self.states = [] if states is None else states.layers
-        """States of each gated delta net."""
+        """States of each recurrent layer."""
         self.n_pages = n_pages
         self.page_bytes = page.n_bytes
         """Bytes of a page."""

@@ -1,4 +1,4 @@
-"""The states of gated delta nets on the CPU device."""
+"""The states of recurrent layers on the CPU device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from radixkv.runtime.step.plan import StateSave, StepPlan
 
 
 class RecurrentStates:
-    """States of all gated delta nets as ``layers``: a set for each batch slot, then one for each slot of the tree.
+    """States of all recurrent layers as ``layers``: a set for each batch slot, then one for each slot of the tree.
 
     Memory: what ``state_bytes`` says for each set.
 

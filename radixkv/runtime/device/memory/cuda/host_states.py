@@ -1,4 +1,4 @@
-"""Host memory for states of gated delta nets on a GPU, with the copies in both directions."""
+"""Host memory for states of recurrent layers on a GPU, with the copies in both directions."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class CudaPool:
         page: layout and dtype of one page.
         n_pages: pages that can be allocated.
         device: where the pool is allocated.
-        states: of gated delta nets; None: there are none.
+        states: of recurrent layers; None: there are none.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class CudaPool:
         self.layers = [(self.parts[part].k[layer], self.parts[part].v[layer]) for part, layer in page.places]
         """K and V that each attention reads, [pages + 1, page_size, kv_heads, head_dim] each."""
         self.states = [] if states is None else states.layers
-        """States of each gated delta net."""
+        """States of each recurrent layer."""
         # Copied as words: torch indexes no 8-bit floats. Head sizes on CUDA are multiples of 64 bytes and more.
         self._words = [cache.view(torch.int64) for part in self.parts for cache in part]
         self.n_pages = n_pages

@@ -1,4 +1,4 @@
-"""The states of gated delta nets on the GPU."""
+"""The states of recurrent layers on the GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SortedSaves(NamedTuple):
 
 
 class CudaStates:
-    """States of all gated delta nets as ``layers``: a set for each batch slot, then one for each slot of the tree.
+    """States of all recurrent layers as ``layers``: a set for each batch slot, then one for each slot of the tree.
 
     Copies are enqueued on the current stream. Memory: what ``state_bytes`` says for each set.
 
