@@ -10,7 +10,7 @@ Appends one JSON line for each workload and size of the memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -18,12 +18,13 @@ import token_workloads
 from result_lines import report, script_parser
 
 from radixkv.lab.bench.environment import provenance
-from radixkv.lab.simulator.all_states import AllStates
+from radixkv.lab.simulator.all_places import AllPlaces
 from radixkv.lab.simulator.caches import CacheSettings
 from radixkv.lab.simulator.stepped_engine import SteppedEngine
 from radixkv.lab.simulator.traffic import TokenTraffic
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
-from radixkv.runtime.states.tree_states import TreeStates
+from radixkv.runtime.states.recurrent_states import RecurrentStates
 from radixkv.wire.messages import pack_tokens
 
 PAGE_SIZE = 16
@@ -74,8 +75,8 @@ def measure(
     """Returns the line of one workload and size of the memory."""
     n_states = int(memory * share) // state_tokens
     n_pages = (memory - n_states * state_tokens) // PAGE_SIZE
-    kept = hit_rate_pct(phases, n_pages, n_states, TreeStates)
-    oracle = hit_rate_pct(phases, n_pages, n_pages, AllStates)
+    kept = hit_rate_pct(phases, n_pages, n_states, likely_states)
+    oracle = hit_rate_pct(phases, n_pages, n_pages, all_states)
     return {
         "case": "state_hits",
         "workload": name,
@@ -89,14 +90,28 @@ def measure(
     }
 
 
+def likely_states(cache: PageCache) -> RecurrentStates:
+    """Returns what keeps states as an engine does."""
+    return RecurrentStates.at_likely_places(cache, frozenset({MESSAGE_END}))
+
+
+def all_states(cache: PageCache) -> RecurrentStates:
+    """Returns the oracle."""
+    assert cache.recurrent_states is not None
+    return RecurrentStates(cache, AllPlaces(cache.recurrent_states.block_tokens))
+
+
 def hit_rate_pct(
-    phases: Sequence[Sequence[list[int]]], n_pages: int, n_states: int, kind: type[TreeStates]
+    phases: Sequence[Sequence[list[int]]],
+    n_pages: int,
+    n_states: int,
+    make_states: Callable[[PageCache], RecurrentStates],
 ) -> float:
     """Returns the cached tokens of a replay in percent of the prompts' tokens."""
     prompts = [prompt for phase in phases for prompt in phase]
     traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
     settings = CacheSettings(n_pages, n_states=n_states)
-    engine = SteppedEngine(traffic, settings, LIMITS, None, lambda cache: kind(cache, frozenset({MESSAGE_END})))
+    engine = SteppedEngine(traffic, settings, LIMITS, None, make_states)
     index = n_cached = 0
     for phase in phases:
         for _ in phase:

@@ -19,7 +19,7 @@ from radixkv.runtime.device.ranks.open import open_ranks
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.protocols import RequestBranch
+from radixkv.runtime.protocols import RequestBranch, States
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
@@ -92,9 +92,10 @@ def open_loop(
             on_failure.callback(objects.close)
         executor = open_device(resolved, checkpoint, times)
         on_failure.callback(executor.close)
-        pool, n_states = executor.window_pool, executor.n_states
+        pool, n_states, window_pages = executor.window_pool, executor.n_states, None
         if pool is not None:
             n_states = pool.n_slabs + pool.n_window_slabs  # a tail has its last page alone
+            window_pages = WindowPages.of(pool, resolved.device_settings.page_size)
         cache = make_cache(
             executor.n_pages,
             resolved.device_settings.page_size,
@@ -104,7 +105,7 @@ def open_loop(
             page_quotas=page_quotas(config.tenants),
             n_states=n_states,
             state_block_tokens=BLOCK_TOKENS if pool is None else resolved.device_settings.page_size,
-            window_pages=None if pool is None else WindowPages.of(pool, resolved.device_settings.page_size),
+            window_pages=window_pages,
         )
         host_tier = None
         if (host_bytes := config.cache.host_memory_bytes) is not None:
@@ -127,12 +128,17 @@ def open_loop(
             max_reserved_decode_share=config.scheduler.max_reserved_decode_share,
             splits_drafts=executor.splits_drafts,
         )
-        drafts, states, more_branches = None, None, tuple[RequestBranch, ...]()
+        drafts, more_branches = None, tuple[RequestBranch, ...]()
+        states: States | None = None
         speculative = config.scheduler.speculative_config
-        if n_states is not None:
-            from radixkv.runtime.states.tree_states import TreeStates
+        if window_pages is not None:
+            from radixkv.runtime.states.window_tails import WindowTails
 
-            states = TreeStates(cache, checkpoint.eos_token_ids)
+            states = WindowTails(cache, window_pages, checkpoint.eos_token_ids)
+        elif executor.n_states is not None:
+            from radixkv.runtime.states.recurrent_states import RecurrentStates
+
+            states = RecurrentStates.at_likely_places(cache, checkpoint.eos_token_ids)
         if executor.n_states is None and speculative is not None and config.model.task == "generate":
             from radixkv.runtime.drafts.open import open_drafts
 

@@ -58,7 +58,7 @@ def on_gpu(folder: Path, *, has_windows: bool = True, **settings: Any) -> Iterat
     if settings.get("attention_backend") == "flashinfer":
         pytest.importorskip("flashinfer", reason="its prompts are FlashInfer's")
     with opened(folder, **{"attention_backend": "triton", "max_num_seqs": 16, **settings}) as llm:
-        assert llm._open_loop.scheduler.cache.window_pages.exist == has_windows
+        assert (llm._open_loop.scheduler.states.window_stats() is not None) == has_windows
         yield llm
         llm._open_loop.check()
 

@@ -67,7 +67,7 @@ def bits(output: RequestOutput) -> Any:
 
 
 def has_window_pages(llm: LLM) -> bool:
-    return llm._open_loop.scheduler.cache.window_pages.exist
+    return llm._open_loop.scheduler.states.window_stats() is not None
 
 
 @of_each_kind

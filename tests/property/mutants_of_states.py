@@ -11,7 +11,8 @@ import pytest
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.running import RunningRequests
-from radixkv.runtime.states.tree_states import TreeStates
+from radixkv.runtime.states.kept_states import KeptStates
+from radixkv.runtime.states.recurrent_states import RecurrentStates
 from radixkv.runtime.step.plan import StateSave, StepPlan
 from radixkv.runtime.tiers.stores.page_keys import KEY_BYTES, StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
@@ -43,14 +44,14 @@ def go_on_from_the_state_of_a_whole_prompt(patch: Patch) -> None:
 
 
 def go_on_from_the_state_of_another_namespace(patch: Patch) -> None:
-    plan_row = TreeStates.plan_row
+    plan_row = RecurrentStates.plan_row
 
-    def mutant(self: TreeStates, request: Request, start: int, end: int, n_in_tree: int) -> None:
+    def mutant(self: RecurrentStates, request: Request, start: int, end: int, n_in_tree: int) -> None:
         if request.blocks.state is not None and request.namespace != Namespace():
             request.blocks.state = State(0, start, None)
         plan_row(self, request, start, end, n_in_tree)
 
-    patch.setattr(TreeStates, "plan_row", mutant)
+    patch.setattr(RecurrentStates, "plan_row", mutant)
 
 
 def go_on_from_a_state_that_has_no_node(patch: Patch) -> None:
@@ -66,35 +67,35 @@ def go_on_from_a_state_that_has_no_node(patch: Patch) -> None:
 
 
 def keep_the_states_of_rows_that_went_wrong(patch: Patch) -> None:
-    step_done = TreeStates.step_done
+    step_done = KeptStates.step_done
 
-    def mutant(self: TreeStates, plan: StepPlan, are_right: Sequence[bool]) -> None:
+    def mutant(self: KeptStates, plan: StepPlan, are_right: Sequence[bool]) -> None:
         step_done(self, plan, [True] * len(are_right))
 
-    patch.setattr(TreeStates, "step_done", mutant)
+    patch.setattr(KeptStates, "step_done", mutant)
 
 
 def keep_the_states_of_failed_steps(patch: Patch) -> None:
-    undo = TreeStates.undo
+    undo = KeptStates.undo
 
-    def mutant(self: TreeStates) -> list[Request]:
+    def mutant(self: KeptStates) -> None:
         for states in self._launched.values():
             for _, state in states:
                 self._states.computed(state)
         self._launched.clear()
-        return undo(self)
+        undo(self)
 
-    patch.setattr(TreeStates, "undo", mutant)
+    patch.setattr(KeptStates, "undo", mutant)
 
 
 def save_a_state_one_token_early(patch: Patch) -> None:
-    take = TreeStates.take
+    take = RecurrentStates.take
 
-    def mutant(self: TreeStates, step: int) -> Any:
+    def mutant(self: RecurrentStates, step: int) -> Any:
         loads, saves, forks = take(self, step)
         return loads, tuple(StateSave(one.batch_slot, one.position - 1, one.slot) for one in saves), forks
 
-    patch.setattr(TreeStates, "take", mutant)
+    patch.setattr(RecurrentStates, "take", mutant)
 
 
 def keep_the_state_of_evicted_pages(patch: Patch) -> None:
@@ -145,14 +146,14 @@ def replace_a_state_while_it_is_computed(patch: Patch) -> None:
 
 
 def load_a_state_again(patch: Patch) -> None:
-    plan_row = TreeStates.plan_row
+    plan_row = RecurrentStates.plan_row
 
-    def mutant(self: TreeStates, request: Request, start: int, end: int, n_in_tree: int) -> None:
+    def mutant(self: RecurrentStates, request: Request, start: int, end: int, n_in_tree: int) -> None:
         state = request.blocks.state
         plan_row(self, request, start, end, n_in_tree)
         request.blocks.state = state
 
-    patch.setattr(TreeStates, "plan_row", mutant)
+    patch.setattr(RecurrentStates, "plan_row", mutant)
 
 
 def copy_parts_of_pages(patch: Patch) -> None:
@@ -200,18 +201,18 @@ def leave_the_prefix_out_of_the_keys_of_states(patch: Patch) -> None:
 
 
 def forget_the_states_of_forks(patch: Patch) -> None:
-    patch.setattr(TreeStates, "forked", lambda self, parent, fork: None)
+    patch.setattr(RecurrentStates, "forked", lambda self, parent, fork: None)
 
 
 def copy_the_states_of_forks_a_step_late(patch: Patch) -> None:
-    take = TreeStates.take
-    late: WeakKeyDictionary[TreeStates, list[Any]] = WeakKeyDictionary()
+    take = RecurrentStates.take
+    late: WeakKeyDictionary[RecurrentStates, list[Any]] = WeakKeyDictionary()
 
-    def mutant(self: TreeStates, step: int) -> Any:
+    def mutant(self: RecurrentStates, step: int) -> Any:
         self._forks, late[self] = late.get(self, []), self._forks
         return take(self, step)
 
-    patch.setattr(TreeStates, "take", mutant)
+    patch.setattr(RecurrentStates, "take", mutant)
 
 
 def fork_from_a_state_that_has_moved_on(patch: Patch) -> None:

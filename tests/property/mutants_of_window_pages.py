@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from radixkv.runtime.cache.free_pages import Slabs
-from radixkv.runtime.cache.window_pages import WindowPages, WindowTable
+from radixkv.runtime.cache.window_pages import WindowPages
+from radixkv.runtime.cache.window_table import WindowTable
 from radixkv.tree.node import State
 
 Patch = pytest.MonkeyPatch

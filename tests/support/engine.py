@@ -21,8 +21,10 @@ from radixkv.runtime.cache.free_pages import FreeList, FreePages, Slabs
 from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
+from radixkv.runtime.protocols import States
 from radixkv.runtime.request import GREEDY, Phase, PromptScoring, Request, Update
-from radixkv.runtime.states.tree_states import TreeStates
+from radixkv.runtime.states.recurrent_states import RecurrentStates
+from radixkv.runtime.states.window_tails import WindowTails
 from radixkv.runtime.step.plan import RowSampling, StepPlan
 from radixkv.runtime.step.window_pool import max_window_pages
 from radixkv.runtime.structured.masks import fill_masks
@@ -235,6 +237,11 @@ class Engine:
         self.sessions = Sessions(caches)
         self.pins = Pins(caches, Alarms(), offer=self.host_tier.offer, budget=PIN_BUDGET, clock=lambda: self.now)
         self.drafts = FakeDrafts()
+        states: States | None = None
+        if window_pages is not None:
+            states = WindowTails(self.cache, window_pages, MESSAGE_ENDS)
+        elif n_states is not None:
+            states = RecurrentStates.at_likely_places(self.cache, MESSAGE_ENDS)
         defaults = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
@@ -243,7 +250,7 @@ class Engine:
             "finds_shared_runs": True,
             "min_shared_tokens": 1,
             "drafts": self.drafts,
-            "states": None if n_states is None else TreeStates(self.cache, MESSAGE_ENDS),
+            "states": states,
         }
         self.scheduler = make_scheduler(self.cache, **(defaults | settings), clock=lambda: self.now)
         if self.scheduler.limits.splits_drafts:

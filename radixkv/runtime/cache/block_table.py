@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from radixkv.runtime.cache.window_pages import WindowTable
+from radixkv.runtime.cache.window_table import WindowTable
 from radixkv.tree.node import Lease, Namespace, State
 
 

@@ -14,13 +14,14 @@ from radixkv.runtime.cache.block_table import BlockTable, ComputedRow, ReplacedP
 from radixkv.runtime.cache.checks import check_counts, check_pages
 from radixkv.runtime.cache.free_pages import FreePages
 from radixkv.runtime.cache.page_quotas import PageQuotas
-from radixkv.runtime.cache.window_pages import NoWindowPages
+from radixkv.runtime.cache.window_allocator import NoWindowPages, WindowAllocator
+from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.cache.windows import Windows
 from radixkv.tree.eviction_policies import EvictionPolicy
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, State
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.spared import WaitingPrompt
-from radixkv.tree.states import BLOCK_TOKENS, NodeStates
+from radixkv.tree.states import BLOCK_TOKENS
 
 MIN_COPIED_TOKENS = 4
 """Fewest tokens for which a part of a page is copied. Finding and leasing the page takes the host about as long as
@@ -66,7 +67,7 @@ class PageCache:
         min_copied_tokens: int = MIN_COPIED_TOKENS,
         n_states: int | None = None,
         state_block_tokens: int = BLOCK_TOKENS,
-        window_pages: NoWindowPages | None = None,
+        window_pages: WindowPages | None = None,
         free_pages: FreePages | None = None,
     ) -> None:
         self.n_pages = n_pages
@@ -90,8 +91,13 @@ class PageCache:
         that none of them needs.
 
         The scheduler sets it: its queue ranks requests by this cache, and so is made after it."""
-        self.window_pages = window_pages or NoWindowPages()
-        self.window_pages.watch(self.tree.states)
+        self.window_pages: WindowAllocator = NoWindowPages()
+        """The pages of layers with windows, where these have pages of their own."""
+        self.recurrent_states = self.tree.states
+        """The states of recurrent layers, which no page holds; None if the model has no such layers."""
+        if window_pages is not None:
+            window_pages.watch(self.tree.states)
+            self.window_pages, self.recurrent_states = window_pages, None
         self._free = self.window_pages.free_pages(n_pages) if free_pages is None else free_pages
         self._n_private = 0
         """Pages in tails and replaced duplicates."""
@@ -100,11 +106,6 @@ class PageCache:
     def n_free(self) -> int:
         """Pages on the free list. O(1)."""
         return len(self._free)
-
-    @property
-    def recurrent_states(self) -> NodeStates | None:
-        """The states of recurrent layers, which no page holds; None if the model has no such layers. O(1)."""
-        return None if self.window_pages.exist else self.tree.states
 
     @property
     def n_available(self) -> int:

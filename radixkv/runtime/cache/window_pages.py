@@ -1,17 +1,15 @@
-"""Window pages: K and V of the layers with windows, held by requests and by tails in the tree.
-
-See docs/decisions/0069-window-pages.md.
-"""
+"""Window pages of a pool of slabs: who holds each of them. See docs/decisions/0069-window-pages.md."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from radixkv.errors import InvariantError
-from radixkv.runtime.cache.free_pages import FreeList, FreePages, Slabs
+from radixkv.runtime.cache.free_pages import FreePages, Slabs
+from radixkv.runtime.cache.window_allocator import WindowAllocator
+from radixkv.runtime.cache.window_table import WindowTable
 from radixkv.runtime.step.window_pool import WindowPool, max_window_pages
 from radixkv.tree.node import State
 from radixkv.tree.states import NodeStates
@@ -21,158 +19,7 @@ if TYPE_CHECKING:
     from radixkv.runtime.cache.cache import PageCache
 
 
-@dataclass(slots=True, eq=False)
-class WindowTable:
-    """The window pages of one request, which cover what its next row reads, and its launched rows.
-
-    It stays empty where all layers have their K and V in the pages of the block table.
-    """
-
-    first: int = 0
-    """Entry of the block table that the first of ``pages`` has; those before it were freed, or never read."""
-    pages: list[int] = field(default_factory=list)
-    """Window pages in token order. Those of positions that are computed may be shared, and are only read."""
-    n_on_device: int = 0
-    """Leading entries that the device needs no more news of."""
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    """Copies of window pages (source, destination) that the plan of its next row must carry."""
-
-    @property
-    def end(self) -> int:
-        """The entry after the last one: the length of the request's block table."""
-        return self.first + len(self.pages)
-
-    def take_news(self) -> tuple[int, tuple[int, ...]]:
-        """Returns the first entry that the device does not have, and the pages from there on. O(their number)."""
-        first = max(self.first, self.n_on_device)
-        self.n_on_device = self.end
-        return first, tuple(self.pages[first - self.first :])
-
-
-class NoWindowPages:
-    """What a page cache asks about window pages, for a pool that has none: all layers are in all pages.
-
-    O(1) each.
-    """
-
-    exist = False
-    """Whether layers with windows have pages of their own, and states of the tree are their tails."""
-
-    @property
-    def n_pages_evictable(self) -> int:
-        """How many pages of layers without windows would be free without tails."""
-        return 0
-
-    @property
-    def n_pages_replaced(self) -> int:
-        """How many pages of layers without windows have a window page in their place."""
-        return 0
-
-    def watch(self, states: NodeStates | None) -> None:
-        """Takes the states whose pages are tails, before there are any."""
-
-    def free_pages(self, n_pages: int) -> FreePages:
-        """Returns the free pages of a new pool of ``n_pages`` pages of layers without windows."""
-        return FreeList(range(n_pages - 1, -1, -1))
-
-    def n_pages_missing(self, table: WindowTable, n_pages: int, max_row_tokens: int) -> int:
-        """Returns how many pages of layers without windows are lost to the window pages that a request still needs.
-
-        Args:
-            table: of the request.
-            n_pages: length that its block table will have.
-            max_row_tokens: maximum tokens of a row.
-        """
-        return 0
-
-    def n_pages_lost(self, n_windows: int) -> int:
-        """Returns how many pages of layers without windows there are less once ``n_windows`` more window pages are
-        taken."""
-        return 0
-
-    def make_room(self, cache: PageCache, n_pages: int, n_windows: int, *, n_left_free: int | None = None) -> bool:
-        """Evicts until ``n_windows`` window pages can be taken, and then ``n_pages`` other pages are available.
-
-        Args:
-            cache: whose pages these are.
-            n_pages: other pages.
-            n_windows: window pages.
-            n_left_free: see ``PageCache.reserve``.
-
-        Returns:
-            False if that cannot be.
-        """
-        return True
-
-    def waits_for_own_slabs(self, n_windows: int) -> bool:
-        """Returns whether ``n_windows`` window pages would take slabs that are also for other pages."""
-        return False
-
-    def open(self, state: State | None) -> WindowTable:
-        """Returns the table of a request that goes on from a tail, or of one that begins. O(pages)."""
-        return WindowTable()
-
-    def grow(self, table: WindowTable, n_pages: int) -> None:
-        """Adds ``n_pages`` pages, which the slabs must have. O(new pages)."""
-
-    def free_behind(self, table: WindowTable, n_tokens: int) -> bool:
-        """Lets go of the pages that no row from position ``n_tokens`` on reads; returns whether there were any.
-
-        No launched step may have a row that starts before, and no fork may still copy the pages. O(pages).
-        """
-        return False
-
-    def is_behind(self, table: WindowTable, n_tokens: int) -> bool:
-        """Returns whether ``free_behind`` would let go of pages."""
-        return False
-
-    def fork(self, table: WindowTable, n_tokens: int) -> WindowTable:
-        """Returns a table of the first ``n_tokens`` tokens: whole pages are shared, and part of a page is copied.
-
-        The slabs must have a page if there is such a part. O(pages).
-        """
-        return WindowTable()
-
-    def reaches(self, table: WindowTable, n_tokens: int) -> bool:
-        """Returns whether a request still has all pages of the window before a position."""
-        return False
-
-    def keep(self, table: WindowTable, state: State) -> None:
-        """Makes a state a tail: it gets the pages before its position, which the request's rows fill. O(pages)."""
-
-    def take_left(self) -> None:
-        """Frees the pages of tails that have left the tree. O(their pages)."""
-
-    def evict_tail(self) -> bool:
-        """Evicts the tail that was used least recently; False if there is none that can be evicted. O(pages)."""
-        return False
-
-    def close(self, table: WindowTable) -> None:
-        """Lets go of all pages of a table. O(pages)."""
-
-    def replaced_pages(self) -> Iterator[int]:
-        """Yields the pages of layers without windows that have a window page in their place. O(these)."""
-        return iter(())
-
-    def stats(
-        self, *, n_tails: int, tails_kept_total: int, hits_total: int, evicted_total: int, missed_tokens_total: int
-    ) -> WindowStats | None:
-        """Returns counters and gauges, with what was counted of tails; None without window pages. See
-        ``WindowStats``."""
-        return None
-
-    def check(self, tables: Iterable[tuple[WindowTable, int]]) -> None:
-        """Checks that each window page is free or held as often as was counted. O(pages of tables and tails).
-
-        Args:
-            tables: all of open block tables, with the length of each block table.
-
-        Raises:
-            InvariantError: a bug in radixkv.
-        """
-
-
-class WindowPages(NoWindowPages):
+class WindowPages(WindowAllocator):
     """Counts who holds each window page: block tables, and tails in the tree, which are states of positions.
 
     A page is free once nobody holds it. A tail has the pages of the window before its position.
@@ -182,8 +29,6 @@ class WindowPages(NoWindowPages):
         window: positions that a token attends to in the layers with windows, its own included.
         page_size: tokens per page.
     """
-
-    exist = True
 
     def __init__(self, slabs: Slabs, window: int, page_size: int) -> None:
         self.slabs = slabs
@@ -206,23 +51,23 @@ class WindowPages(NoWindowPages):
         return cls(slabs, pool.window, page_size)
 
     def watch(self, states: NodeStates | None) -> None:
-        """See ``NoWindowPages.watch``; without states there are no tails."""
+        """Takes the states of the tree, which are tails, before there are any; without states there are none."""
         self._states = states
         if states is not None:
             states.on_left = self._lose
 
     @property
     def n_pages_evictable(self) -> int:
-        """See ``NoWindowPages.n_pages_evictable``. O(1)."""
+        """See ``WindowAllocator.n_pages_evictable``. O(1)."""
         return self._n_idle * self.slabs.pages_per_slab
 
     @property
     def n_pages_replaced(self) -> int:
-        """See ``NoWindowPages.n_pages_replaced``. O(1)."""
+        """See ``WindowAllocator.n_pages_replaced``. O(1)."""
         return self.slabs.n_shared * self.slabs.pages_per_slab
 
     def free_pages(self, n_pages: int) -> FreePages:
-        """See ``NoWindowPages.free_pages``: the slabs, which have so many."""
+        """See ``WindowAllocator.free_pages``: the slabs, which have so many."""
         assert len(self.slabs) == n_pages, "the pool is that of the slabs"
         return self.slabs
 
@@ -231,16 +76,16 @@ class WindowPages(NoWindowPages):
         return max_window_pages(self.window, max_row_tokens, self._page_size)
 
     def n_pages_missing(self, table: WindowTable, n_pages: int, max_row_tokens: int) -> int:
-        """See ``NoWindowPages.n_pages_missing``."""
+        """See ``WindowAllocator.n_pages_missing``."""
         n_missing = min(n_pages, self.max_pages(max_row_tokens)) - len(table.pages)
         return self.slabs.n_pages_lost(n_missing - self._n_idle_for_windows) if n_missing > 0 else 0
 
     def n_pages_lost(self, n_windows: int) -> int:
-        """See ``NoWindowPages.n_pages_lost``."""
+        """See ``WindowAllocator.n_pages_lost``."""
         return self.slabs.n_pages_lost(n_windows)
 
     def make_room(self, cache: PageCache, n_pages: int, n_windows: int, *, n_left_free: int | None = None) -> bool:
-        """See ``NoWindowPages.make_room``.
+        """See ``WindowAllocator.make_room``.
 
         Window pages need whole slabs. So the least recently used leaves are evicted until there are enough, and
         tails when there is no such leaf any more. O(log leaves) a leaf evicted.
@@ -262,7 +107,7 @@ class WindowPages(NoWindowPages):
         return True
 
     def waits_for_own_slabs(self, n_windows: int) -> bool:
-        """See ``NoWindowPages.waits_for_own_slabs``."""
+        """See ``WindowAllocator.waits_for_own_slabs``."""
         return n_windows > self.slabs.n_for_windows
 
     def first_read(self, n_tokens: int) -> int:
@@ -270,21 +115,21 @@ class WindowPages(NoWindowPages):
         return max(0, n_tokens + 1 - self.window) // self._page_size
 
     def open(self, state: State | None) -> WindowTable:
-        """See ``NoWindowPages.open``."""
+        """See ``WindowAllocator.open``."""
         if state is None:
             return WindowTable()
         self._hold(state.pages)
         return WindowTable(state.n_tokens // self._page_size - len(state.pages), list(state.pages))
 
     def grow(self, table: WindowTable, n_pages: int) -> None:
-        """See ``NoWindowPages.grow``."""
+        """See ``WindowAllocator.grow``."""
         for _ in range(n_pages):
             page = self.slabs.take_window()
             table.pages.append(page)
             self._in_tables[page] = 1
 
     def free_behind(self, table: WindowTable, n_tokens: int) -> bool:
-        """See ``NoWindowPages.free_behind``."""
+        """See ``WindowAllocator.free_behind``."""
         n_pages = self.first_read(n_tokens) - table.first
         if n_pages <= 0:
             return False
@@ -294,11 +139,11 @@ class WindowPages(NoWindowPages):
         return True
 
     def is_behind(self, table: WindowTable, n_tokens: int) -> bool:
-        """See ``NoWindowPages.is_behind``."""
+        """See ``WindowAllocator.is_behind``."""
         return self.first_read(n_tokens) > table.first and bool(table.pages)
 
     def fork(self, table: WindowTable, n_tokens: int) -> WindowTable:
-        """See ``NoWindowPages.fork``."""
+        """See ``WindowAllocator.fork``."""
         first, last = max(self.first_read(n_tokens), table.first), n_tokens // self._page_size
         second = WindowTable(first, table.pages[first - table.first : last - table.first])
         self._hold(second.pages)
@@ -308,39 +153,45 @@ class WindowPages(NoWindowPages):
         return second
 
     def reaches(self, table: WindowTable, n_tokens: int) -> bool:
-        """See ``NoWindowPages.reaches``."""
+        """Returns whether a request still has all pages of the window before a position. O(1)."""
         return table.first <= self.first_read(n_tokens)
 
     def keep(self, table: WindowTable, state: State) -> None:
-        """See ``NoWindowPages.keep``."""
+        """Makes a state a tail: it gets the pages before its position, which the request's rows fill. O(pages)."""
         first, last = self.first_read(state.n_tokens), state.n_tokens // self._page_size
         state.pages = tuple(table.pages[first - table.first : last - table.first])
         assert first >= table.first, "a request has the pages of the window before each position of its rows"
         self._in_tails.update(state.pages)
 
     def take_left(self) -> None:
-        """See ``NoWindowPages.take_left``."""
+        """See ``WindowAllocator.take_left``."""
         if self._states is not None:
             self._states.take_left()
 
     def evict_tail(self) -> bool:
-        """See ``NoWindowPages.evict_tail``."""
+        """See ``WindowAllocator.evict_tail``."""
         return self._states is not None and self._states.evict()
 
+    def evict_tails(self) -> bool:
+        """See ``WindowAllocator.evict_tails``."""
+        while self.evict_tail():
+            pass
+        return True
+
     def close(self, table: WindowTable) -> None:
-        """See ``NoWindowPages.close``."""
+        """See ``WindowAllocator.close``."""
         self._let_go(table.pages)
         table.pages = []
 
     def replaced_pages(self) -> Iterator[int]:
-        """See ``NoWindowPages.replaced_pages``."""
+        """See ``WindowAllocator.replaced_pages``."""
         for page in self._in_tables | self._in_tails:
             yield from self.slabs.pages_of(page)
 
     def stats(
         self, *, n_tails: int, tails_kept_total: int, hits_total: int, evicted_total: int, missed_tokens_total: int
     ) -> WindowStats:
-        """See ``NoWindowPages.stats``. O(1)."""
+        """Returns counters and gauges, with what was counted of tails. See ``WindowStats``. O(1)."""
         slabs = self.slabs
         return WindowStats(
             n_window_pages=slabs.n_shared + slabs.n_window_slabs - slabs.n_for_windows,
@@ -355,7 +206,7 @@ class WindowPages(NoWindowPages):
         )
 
     def check(self, tables: Iterable[tuple[WindowTable, int]]) -> None:
-        """See ``NoWindowPages.check``."""
+        """See ``WindowAllocator.check``."""
         states = () if self._states is None else tuple(self._states)
         held: Counter[int] = Counter()
         for table, n_pages in tables:

@@ -340,11 +340,8 @@ class RunningRequests:
         Its window pages, and those of tails, may lie where it needs other pages: they were taken while those slabs
         were in use that are for windows only. O(tails) once for a request.
         """
-        windows = self._cache.window_pages
-        if not windows.exist or request.recovery.bypasses_tree:
+        if request.recovery.bypasses_tree or not self._cache.window_pages.evict_tails():
             return False
-        while windows.evict_tail():
-            pass
         request.recovery.bypasses_tree = True  # tails that it kept on its way would be in those slabs again
         return True
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from radixkv.runtime.request import Request
-from radixkv.runtime.states.tree_states import TreeStates
+from radixkv.runtime.states.places import Places
 
 
-class AllStates(TreeStates):
+class AllPlaces(Places):
     """Keeps the state at each multiple of a block of each prompt, for a cache with a slot for each of its pages.
 
     No other choice of states finds more of a prompt in the same pages.
+
+    Args:
+        block_tokens: positions are multiples of it.
     """
 
-    def places(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, bool]:
-        """See ``TreeStates.places``. O(blocks of the row)."""
-        block = self.block_tokens
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+
+    def choose(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, bool]:
+        """See ``Places.choose``. O(blocks of the row)."""
+        block = self._block_tokens
         return dict.fromkeys(range(-(-start // block) * block, end + 1, block), False)

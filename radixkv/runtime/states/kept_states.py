@@ -1,0 +1,95 @@
+"""The states that rows of prompts leave in the tree: placed, counted, and found once their steps are done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixkv.runtime.request import Request
+from radixkv.runtime.states.places import Places
+from radixkv.runtime.step.plan import StepPlan
+from radixkv.tree.node import State
+from radixkv.tree.states import NodeStates
+
+_MIN_AWAITED_BLOCKS = 2
+"""A prompt waits a step for a state if that saves so many blocks or more: fewer save less than a step takes."""
+
+
+class KeptStates:
+    """Keeps states of prompts in the tree, whatever they consist of.
+
+    A state of a last message is evicted before all others once the next turn of the chat has gone on from it.
+
+    Args:
+        states: those of the tree.
+        places: chooses the positions whose states are kept.
+    """
+
+    def __init__(self, states: NodeStates, places: Places) -> None:
+        self._states = states
+        self._places = places
+        self._coming: list[tuple[int, State]] = []
+        """The states that rows of the next plan compute, each with the row's batch slot."""
+        self._launched: dict[int, list[tuple[int, State]]] = {}
+        """The same of each launched step, by its number."""
+        self.n_hits = 0
+        """Prompts that have gone on from a state."""
+        self.n_missed_tokens = 0
+        """Prompt tokens that were computed although their pages were cached, because no state was there."""
+
+    def is_awaited(self, request: Request) -> bool:
+        """See ``States.is_awaited``. ``NodeStates.n_coming``."""
+        if not request.reads_cache or request.recovery.bypasses_tree:
+            return False
+        n_saved = self._states.n_coming(request.namespace, request.key)
+        return n_saved >= _MIN_AWAITED_BLOCKS * self._states.block_tokens
+
+    def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> list[State]:
+        """Returns the states that a row of the next plan computes for the tree, in order of their positions.
+
+        The block table gives up the state that the row goes on from. Takes the arguments of ``States.plan_row``.
+        Costs what ``Places.choose`` does, and ``NodeStates.put`` for each state.
+        """
+        blocks, source = request.blocks, request.blocks.state
+        if source is not None:
+            blocks.state = None
+            self.n_hits += not request.is_canary
+        if blocks.lease is None or blocks.lease.detached or request.is_canary:
+            return []
+        if request.reads_cache:
+            self.n_missed_tokens += max(0, n_in_tree - n_in_tree % self._states.block_tokens - start)
+        if source is not None:
+            self._states.use(source)
+        added: list[State] = []
+        for position, is_turn in sorted(self._places.choose(request, start, end, n_in_tree).items()):
+            if max(start, 1) <= position <= end:
+                state = self._states.put(blocks.lease, position, is_turn=is_turn)
+                if state is not None:
+                    added.append(state)
+        if source is not None and source.is_turn and added:
+            self._states.demote(source)
+        self._coming += [(request.batch_slot, state) for state in added]
+        return added
+
+    def launched(self, step: int) -> None:
+        """Takes note that a step will be launched with the rows that were planned. O(1)."""
+        if self._coming:
+            self._launched[step], self._coming = self._coming, []
+
+    def step_done(self, plan: StepPlan, are_right: Sequence[bool]) -> None:
+        """See ``States.step_done``. O(rows), if the step computes states."""
+        states = self._launched.pop(plan.step, ())
+        if not states:
+            return
+        is_right = {row.batch_slot: right for row, right in zip(plan.rows, are_right, strict=True)}
+        for batch_slot, state in states:
+            if is_right[batch_slot]:
+                self._states.computed(state)
+            else:
+                self._states.drop(state)
+
+    def undo(self) -> None:
+        """Takes note that all launched steps have failed. O(states)."""
+        for states in self._launched.values():
+            for _, state in states:
+                self._states.drop(state)
+        self._launched.clear()

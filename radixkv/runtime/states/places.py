@@ -1,0 +1,80 @@
+"""The positions of a prompt whose states the tree keeps. See docs/decisions/0066-states-of-delta-nets.md."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from radixkv.runtime.request import Request
+
+
+class Places(Protocol):
+    """Chooses the positions of a prompt whose states the tree keeps."""
+
+    def choose(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, bool]:
+        """Returns positions of states to keep of a prompt, in its row or not, and whether each is that of a turn.
+
+        Args:
+            request: the row's.
+            start: first position of a row.
+            end: the position after its last one.
+            n_in_tree: leading tokens whose pages the tree had before.
+
+        Returns:
+            By position, a multiple of a block, ``State.is_turn``.
+        """
+
+
+class LikelyPlaces(Places):
+    """The positions from which later prompts are likely to go on, at the multiples of a block at or below them:
+
+    - where the prompt forks off from what is cached: the next prompt that does so finds a state there;
+    - the end of the first message of a chat, which often has instructions and tools;
+    - the end of the last message, where the next turn of the chat goes on, whatever the template does with answers;
+      without messages the end of the prompt;
+    - the end of a prompt with several choices, where all but the first go on, unless forks need no state.
+
+    Args:
+        block_tokens: positions are multiples of it.
+        end_token_ids: tokens that end a message, as they end answers.
+        keeps_for_choices: whether the choices of a prompt go on from a state of the tree.
+    """
+
+    def __init__(self, block_tokens: int, end_token_ids: frozenset[int], *, keeps_for_choices: bool) -> None:
+        self._block_tokens = block_tokens
+        self._end_token_ids = sorted(end_token_ids)
+        self._keeps_for_choices = keeps_for_choices
+        self._found_until: dict[int, int] = {}
+        """By batch slot, where its newest row ends, if the tree had all of its pages before."""
+        self._ends: dict[int, tuple[tuple[str, int], tuple[int, int]]] = {}
+        """By batch slot, the id and length of its newest prompt, and where that one's messages end."""
+
+    def choose(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, bool]:
+        """See ``Places.choose``. O(1), and O(tokens) for the first row of a prompt."""
+        first, last = self._message_ends(request)
+        places = [first]
+        if n_in_tree < end and (n_in_tree > start or self._found_until.get(request.batch_slot) == start):
+            places.append(n_in_tree)
+        self._found_until[request.batch_slot] = end if n_in_tree == end else 0
+        has_choices = self._keeps_for_choices and bool(request.followers)
+        turns = [last, request.n_prompt - 1] if has_choices else [last]
+        return dict.fromkeys(map(self._floor, turns), True) | dict.fromkeys(map(self._floor, places), False)
+
+    def _floor(self, position: int) -> int:
+        return position - position % self._block_tokens
+
+    def _message_ends(self, request: Request) -> tuple[int, int]:
+        """Returns where the first and the last message of a prompt end; without messages 0 and its end."""
+        prompt = request.id, request.n_prompt
+        known, ends = self._ends.get(request.batch_slot, (None, (0, 0)))
+        if known != prompt:
+            ends = self._find_message_ends(request)
+            self._ends[request.batch_slot] = prompt, ends
+        return ends
+
+    def _find_message_ends(self, request: Request) -> tuple[int, int]:
+        ids = np.frombuffer(request.tokens, "<i4", request.n_prompt)
+        ends = np.flatnonzero(np.isin(ids, self._end_token_ids)) + 1
+        last = request.n_prompt - 1  # the last token of a prompt is always computed
+        return (int(ends[0]), min(int(ends[-1]), last)) if len(ends) else (0, last)
