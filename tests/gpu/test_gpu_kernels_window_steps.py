@@ -34,7 +34,6 @@ from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack import Packer
 from radixkv.runtime.device.weights.open import open_weights
-from radixkv.runtime.device.window_changes import check_window_pages
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.window_pool import max_window_pages
 from radixkv.tree.node import Namespace
@@ -114,6 +113,7 @@ class World:
             window_pages=self.windows,
         )
         self.packer = Packer(settings, self.shape.n_pages, MAX_TOKENS, count_split=self.runner.count_split)
+        self.entries = self.packer.window_entries(self.shape.pool)
         self.oracle = load_oracle(checkpoint)
         self.poison()
 
@@ -166,7 +166,7 @@ class World:
             n_decode=n_decode,
             n_drafts=n_decode * n_drafts,
         )
-        check_window_pages(plan, self.shape.n_slabs + self.shape.n_window_slabs, self.packer.width)
+        self.entries.check(plan)
         step = self.packer.pack(plan)
         positions = slice(len(rows) + plan.n_drafts) if step.results is None else step.results.tolist()
         with torch.inference_mode():

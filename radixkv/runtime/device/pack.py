@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.window_entries import WindowEntries
 from radixkv.runtime.step.plan import Row, Scoring, StepPlan
+from radixkv.runtime.step.window_pool import WindowPool
 
 Ints = NDArray[np.int32]
 ArrayT = TypeVar("ArrayT")
@@ -143,6 +145,11 @@ class Packer:
         self.width = -(-settings.max_model_len // settings.page_size)
         """Entries per block table."""
         self._table_ends = np.zeros(settings.max_num_seqs, dtype=np.int32)
+
+    def window_entries(self, pool: WindowPool) -> WindowEntries:
+        """Returns what checks the window block tables of the same sizes."""
+        settings = self._settings
+        return WindowEntries(pool, max_rows=settings.max_num_seqs, width=self.width, page_size=settings.page_size)
 
     def pack(self, plan: StepPlan) -> PackedStep:
         """Returns the plan as arrays. Raises ``DeviceError`` and changes nothing if the plan does not fit."""

@@ -1,4 +1,4 @@
-"""Changes of window block tables, as a ``StepPlan`` has them: checked, and as arrays."""
+"""Changes of window block tables, as a ``StepPlan`` has them, as arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Generic, NamedTuple
 
 import numpy as np
 
-from radixkv.errors import DeviceError
 from radixkv.runtime.device.pack import ArrayT, Ints
 from radixkv.runtime.step.plan import StepPlan
 
@@ -22,26 +21,6 @@ class TableChanges(NamedTuple, Generic[ArrayT]):
     """Index in the updates at which the table's pages begin."""
     update_counts: ArrayT
     """Entries that are replaced."""
-
-
-def check_window_pages(plan: StepPlan, n_pages: int, width: int) -> None:
-    """Checks that a plan fits the window pages of a pool. O(rows + changed pages).
-
-    Args:
-        plan: of a step.
-        n_pages: window pages of the pool.
-        width: entries of a window block table.
-
-    Raises:
-        DeviceError: a window page is beyond the pool, or an entry beyond its table.
-    """
-    pages = [page for row in plan.rows for page in row.window_pages]
-    pages += [page for pair in plan.window_copies for page in pair]
-    if pages and not 0 <= min(pages) <= max(pages) < n_pages:
-        raise DeviceError(f"step {plan.step} has window pages {min(pages)} to {max(pages)} of a pool of {n_pages}")
-    for row in plan.rows:
-        if row.window_start < 0 or row.window_start + len(row.window_pages) > width:
-            raise DeviceError(f"step {plan.step}, batch slot {row.batch_slot}: window table entries are beyond")
 
 
 def window_changes(plan: StepPlan) -> tuple[TableChanges[Ints], Ints]:

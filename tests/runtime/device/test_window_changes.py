@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
-from radixkv.errors import DeviceError
-from radixkv.runtime.device.window_changes import check_window_pages, window_changes
+from radixkv.runtime.device.window_changes import window_changes
 from radixkv.runtime.step.plan import StepPlan
 from support.device_support import row_of
 
@@ -22,14 +20,3 @@ def test_rows_without_news_are_left_out() -> None:
     assert pages.tolist() == [7, 8, 2, 0, 1, 11]
     none, no_pages = window_changes(StepPlan(0, (ROWS[1],)))
     assert [len(column) for column in (*none, no_pages)] == [0] * 5
-
-
-def test_pages_and_entries_beyond_are_refused() -> None:
-    plan = StepPlan(0, tuple(ROWS))
-    check_window_pages(plan, 12, 12)
-    with pytest.raises(DeviceError, match="window pages 0 to 11 of a pool of 11"):
-        check_window_pages(plan, 11, 12)
-    with pytest.raises(DeviceError, match="batch slot 1: window table entries are beyond"):
-        check_window_pages(plan, 12, 11)
-    with pytest.raises(DeviceError, match="window pages 0 to 12"):
-        check_window_pages(msgspec.structs.replace(plan, window_copies=((12, 3),)), 12, 12)

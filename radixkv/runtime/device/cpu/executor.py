@@ -124,12 +124,7 @@ class CpuExecutor:
             self.pool: KVPool | SlabPool = KVPool(page, n_pages, states)
         else:
             self.pool, self.window_pool, n_pages = SlabPool(slabs), slabs.pool, slabs.n_pages
-            self._window_tables = WindowTables(
-                max_rows=max_rows,
-                max_model_len=max_model_len,
-                page_size=page_size,
-                n_pages=slabs.n_slabs + slabs.n_window_slabs,
-            )
+            self._window_tables = WindowTables(max_rows=max_rows, max_model_len=max_model_len, page_size=page_size)
         self._states = states
         self.window = longest_window(windows)
         self.attention: Attention = PagedAttention(
@@ -142,6 +137,8 @@ class CpuExecutor:
         )
         self._batch = PersistentBatch(max_rows=max_rows, max_model_len=max_model_len, page_size=page_size)
         self._packer = Packer(settings, n_pages, max_tokens=None)
+        pool = self.window_pool
+        self._window_entries = None if pool is None else self._packer.window_entries(pool)
         self.kv_dtype = kv_dtype_name(page.dtype)
         self.n_pages = n_pages
         self.vocab_size = config.vocab_size
@@ -161,8 +158,8 @@ class CpuExecutor:
         packed = self._packer.pack(plan)
         if self._states is not None:
             self._states.check(plan)
-        if self._window_tables is not None:
-            self._window_tables.check(plan)
+        if self._window_entries is not None:
+            self._window_entries.check(plan)
         step = _Step(self, plan.step, packed)
         self._queue.append(step)
         return step

@@ -10,7 +10,6 @@ import torch
 from radixkv.runtime.device.attention.cpu.base import RowSpan
 from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.pack import PackedStep
-from radixkv.runtime.device.window_changes import check_window_pages
 from radixkv.runtime.step.plan import StepPlan
 
 
@@ -21,20 +20,14 @@ class WindowTables:
         max_rows: number of batch slots.
         max_model_len: most positions of a sequence.
         page_size: tokens per page.
-        n_pages: window pages of the pool.
     """
 
-    def __init__(self, *, max_rows: int, max_model_len: int, page_size: int, n_pages: int) -> None:
+    def __init__(self, *, max_rows: int, max_model_len: int, page_size: int) -> None:
         self._page_size = page_size
-        self._n_pages = n_pages
         self._tables = np.zeros((max_rows, -(-max_model_len // page_size)), dtype=np.int32)
 
-    def check(self, plan: StepPlan) -> None:
-        """Raises ``DeviceError`` if a plan has window pages beyond the pool or the tables. O(changed pages)."""
-        check_window_pages(plan, self._n_pages, self._tables.shape[1])
-
     def update(self, plan: StepPlan) -> None:
-        """Applies the changes of a step. O(rows + changed pages)."""
+        """Applies the changes of a step, which ``WindowEntries`` has checked. O(rows + changed pages)."""
         for row in plan.rows:
             if row.window_pages:
                 end = row.window_start + len(row.window_pages)

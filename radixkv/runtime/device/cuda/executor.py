@@ -28,7 +28,6 @@ from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
 from radixkv.runtime.device.sampling.logit_edits import has_edits
 from radixkv.runtime.device.sampling.row_sampling import is_greedy
-from radixkv.runtime.device.window_changes import check_window_pages
 from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.page_copier import SlotPart
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
@@ -87,6 +86,7 @@ class CudaExecutor:
         self.vocab_size = vocab_size
         self.window = window
         self.window_pool = window_pool
+        self._window_entries = None if window_pool is None else packer.window_entries(window_pool)
         self.page_origin = PageOrigin(
             device="cuda",
             processor="compute capability {}.{}".format(*torch.cuda.get_device_capability(stream.device)),
@@ -112,9 +112,8 @@ class CudaExecutor:
         step = self._packer.pack(plan)
         if self._runner.states is not None:
             self._runner.states.check(plan)
-        if self.window_pool is not None:
-            n_window_pages = self.window_pool.n_slabs + self.window_pool.n_window_slabs
-            check_window_pages(plan, n_window_pages, self._packer.width)
+        if self._window_entries is not None:
+            self._window_entries.check(plan)
         with self._errors.convert(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
             begun = torch.cuda.Event(enable_timing=True)
             begun.record(self._stream)

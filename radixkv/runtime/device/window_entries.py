@@ -1,0 +1,62 @@
+"""The entries of window block tables that a device knows, tracked on the host."""
+
+from __future__ import annotations
+
+from radixkv.errors import DeviceError, InvariantError
+from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.step.window_pool import WindowPool
+
+
+class WindowEntries:
+    """Checks that layers with windows have a page for each position that a row reads or writes.
+
+    An entry that the device does not know names a page of zeros, or one that the batch slot had for an earlier
+    request: K and V would be written there. A change that does not continue a batch slot's entries is of a new
+    request, which does not have the entries before it.
+
+    Args:
+        pool: whose window pages these are.
+        max_rows: number of batch slots.
+        width: entries of a window block table.
+        page_size: tokens per page.
+    """
+
+    def __init__(self, pool: WindowPool, *, max_rows: int, width: int, page_size: int) -> None:
+        self._window = pool.window
+        self._n_pages = pool.n_slabs + pool.n_window_slabs
+        self._width = width
+        self._page_size = page_size
+        self._firsts = [0] * max_rows
+        """By batch slot, the first entry that its request has."""
+        self._ends = [0] * max_rows
+        """By batch slot, the entry after the last one."""
+
+    def check(self, plan: StepPlan) -> None:
+        """Checks a plan that will be launched, and notes its changes. O(rows + changed pages).
+
+        Raises:
+            DeviceError: a window page is beyond the pool, or an entry beyond its table.
+            InvariantError: the device would not know the page of some position that a row reads or writes.
+        """
+        pages = [page for row in plan.rows for page in row.window_pages]
+        pages += [page for pair in plan.window_copies for page in pair]
+        if pages and not 0 <= min(pages) <= max(pages) < self._n_pages:
+            raise DeviceError(
+                f"step {plan.step} has window pages {min(pages)} to {max(pages)} of a pool of {self._n_pages}"
+            )
+        for row in plan.rows:
+            slot = row.batch_slot
+            if row.window_pages:
+                end = row.window_start + len(row.window_pages)
+                if row.window_start < 0 or end > self._width:
+                    raise DeviceError(f"step {plan.step}, batch slot {slot}: window table entries are beyond")
+                if row.window_start != self._ends[slot]:
+                    self._firsts[slot] = row.window_start
+                self._ends[slot] = end
+            first, last = max(0, row.start + 1 - self._window), row.start + row.n_tokens - 1
+            if first // self._page_size < self._firsts[slot] or last // self._page_size >= self._ends[slot]:
+                raise InvariantError(
+                    f"step {plan.step}, batch slot {slot}: layers with windows read and write positions {first} to "
+                    f"{last}, and the device knows window pages of entries {self._firsts[slot]} to "
+                    f"{self._ends[slot] - 1}, of {self._page_size} tokens each"
+                )
