@@ -3,22 +3,26 @@
 Replays ``fewshot``, ``multiturn`` and ``agents`` of token_workloads.py on the production scheduler and cache,
 without a model. Memory is counted in tokens of KV: a share of it is for states, each of which takes as much as
 some tokens. The oracle has the same pages, and room for all states. In ``multiturn`` and ``agents`` each segment
-ends a message.
+ends a message. Chats are replayed twice: each next turn repeats the answer before it, or has another text in its
+place, as where a template leaves reasoning out. The other workloads repeat no answer.
 
-Appends one JSON line for each workload and size of the memory.
+Appends one JSON line for each workload, kind of answers and size of the memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, product
 from random import Random
 from typing import Any
 
 import token_workloads
 from result_lines import report, script_parser
+from token_workloads import Phases
 
 from radixkv.lab.bench.environment import provenance
 from radixkv.lab.simulator.all_places import AllPlaces
+from radixkv.lab.simulator.answers import RecordedAnswers
 from radixkv.lab.simulator.caches import CacheSettings
 from radixkv.lab.simulator.stepped_engine import SteppedEngine
 from radixkv.lab.simulator.traffic import TokenTraffic
@@ -45,15 +49,15 @@ def main() -> None:
     )
     parser.add_argument("--scale", type=float, default=1.0, help="of the workloads' sizes (default: %(default)s)")
     arguments = parser.parse_args()
-    for name in ("fewshot", "multiturn", "agents"):
+    replays = (("fewshot", False), ("multiturn", False), ("multiturn", True), ("agents", False))
+    for (name, repeats), memory in product(replays, map(int, arguments.memory.split(","))):
         phases = workload(name, arguments.scale)
-        for memory in map(int, arguments.memory.split(",")):
-            line = measure(name, phases, memory, arguments.share, arguments.state_tokens)
-            report(arguments.output_file, line, provenance())
+        line = measure(name, phases, memory, arguments.share, arguments.state_tokens, repeats=repeats)
+        report(arguments.output_file, line, provenance())
 
 
-def workload(name: str, scale: float) -> Sequence[Sequence[list[int]]]:
-    """Returns the prompts of a workload by phase. Where it has messages, each segment ends with ``MESSAGE_END``."""
+def workload(name: str, scale: float) -> Phases:
+    """Returns a workload. Where it has messages, each segment ends with ``MESSAGE_END``."""
     count = {"fewshot": ("requests", 1024), "multiturn": ("sessions", 128), "agents": ("tasks", 64)}[name]
     make_ids = token_workloads._ids
 
@@ -63,23 +67,23 @@ def workload(name: str, scale: float) -> Sequence[Sequence[list[int]]]:
     try:
         if name != "fewshot":
             token_workloads._ids = segment
-        phases = token_workloads.ALL[name](**{count[0]: max(1, round(count[1] * scale))})
+        return token_workloads.ALL[name](**{count[0]: max(1, round(count[1] * scale))})
     finally:
         token_workloads._ids = make_ids
-    return [[prompt for prompt, _ in phase] for phase in phases]
 
 
 def measure(
-    name: str, phases: Sequence[Sequence[list[int]]], memory: int, share: float, state_tokens: int
+    name: str, phases: Phases, memory: int, share: float, state_tokens: int, *, repeats: bool
 ) -> dict[str, Any]:
     """Returns the line of one workload and size of the memory."""
     n_states = int(memory * share) // state_tokens
     n_pages = (memory - n_states * state_tokens) // PAGE_SIZE
-    kept = hit_rate_pct(phases, n_pages, n_states, likely_states)
-    oracle = hit_rate_pct(phases, n_pages, n_pages, all_states)
+    kept = hit_rate_pct(phases, n_pages, n_states, likely_states, repeats=repeats)
+    oracle = hit_rate_pct(phases, n_pages, n_pages, all_states, repeats=repeats)
     return {
         "case": "state_hits",
         "workload": name,
+        "repeats_answers": repeats,
         "requests": sum(map(len, phases)),
         "memory_tokens": memory,
         "states": n_states,
@@ -88,6 +92,22 @@ def measure(
         "oracle_pct": round(oracle, 2),
         "of_oracle_pct": round(100 * kept / oracle, 2) if oracle else None,
     }
+
+
+class OtherAnswers:
+    """Answers that no prompt repeats.
+
+    Args:
+        lengths: tokens of each prompt's answer.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = lengths
+        self._starts = list(accumulate(lengths, initial=token_workloads.VOCAB))
+
+    def symbols(self, index: int) -> bytes:
+        """See ``Answers.symbols``."""
+        return pack_tokens(range(self._starts[index], self._starts[index + 1]))
 
 
 def likely_states(cache: PageCache) -> RecurrentStates:
@@ -102,16 +122,19 @@ def all_states(cache: PageCache) -> RecurrentStates:
 
 
 def hit_rate_pct(
-    phases: Sequence[Sequence[list[int]]],
+    phases: Phases,
     n_pages: int,
     n_states: int,
     make_states: Callable[[PageCache], RecurrentStates],
+    *,
+    repeats: bool,
 ) -> float:
     """Returns the cached tokens of a replay in percent of the prompts' tokens."""
-    prompts = [prompt for phase in phases for prompt in phase]
-    traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
-    settings = CacheSettings(n_pages, n_states=n_states)
-    engine = SteppedEngine(traffic, settings, LIMITS, None, make_states)
+    requests = [request for phase in phases for request in phase]
+    traffic = TokenTraffic([pack_tokens(prompt) for prompt, _ in requests], PAGE_SIZE)
+    lengths = [n_new for _, n_new in requests]
+    answers = RecordedAnswers(traffic, lengths) if repeats else OtherAnswers(lengths)
+    engine = SteppedEngine(traffic, CacheSettings(n_pages, n_states=n_states), LIMITS, answers, make_states)
     index = n_cached = 0
     for phase in phases:
         for _ in phase:
@@ -119,7 +142,7 @@ def hit_rate_pct(
             index += 1
         while engine.n_in_flight:
             n_cached += sum(use.n_cached for _, use in engine.step())
-    return 100 * n_cached / sum(map(len, prompts))
+    return 100 * n_cached / sum(len(prompt) for prompt, _ in requests)
 
 
 if __name__ == "__main__":

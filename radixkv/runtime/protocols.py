@@ -367,6 +367,9 @@ class States:
             n_in_tree: leading tokens whose pages the tree had before.
         """
 
+    def plan_decode(self, requests: Sequence[Request]) -> None:
+        """Takes note of requests that have a decode row in the next plan, which is counted as scheduled."""
+
     def forked(self, parent: Request, fork: Request) -> None:
         """Takes note that a fork, which has a batch slot now, goes on from all that its parent has computed."""
 
@@ -386,6 +389,9 @@ class States:
     def ended(self, request: Request) -> None:
         """Takes note that a request ends with the result that was taken last. Its computed pages are committed, and
         it still has all of them."""
+
+    def freed(self, request: Request) -> None:
+        """Takes note that a request has lost its batch slot and pages, which no launched step uses."""
 
     def undo(self) -> list[Request]:
         """Takes note that all launched steps have failed; returns forks that have no state because of that."""

@@ -109,6 +109,9 @@ class State:
     """Copies that read its slot, and requests that will: it is not evicted meanwhile."""
     pages: tuple[int, ...] = ()
     """Of a window tail: its window pages, in token order."""
+    answer_end: int = 0
+    """Of a turn: the state's position, rounded down, where the newest answer behind it ends; 0: no answer has ended
+    there."""
 
 
 class Lease:

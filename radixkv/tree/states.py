@@ -112,9 +112,13 @@ class NodeStates:
         self._coming.add(state)
         return state
 
-    def reserve(self) -> int | None:
-        """Takes a slot for a copy of a state; None if no slot is free and no state can be evicted. O(1)."""
-        slot = self._take_slot()
+    def reserve(self, *, spares_proven: bool = False) -> int | None:
+        """Takes a slot for a copy of a state; None if no slot is free and no state can be evicted. O(1).
+
+        Args:
+            spares_proven: whether states that prompts have gone on from stay.
+        """
+        slot = self._take_slot(spares_proven=spares_proven)
         if slot is not None:
             self._reserved.add(slot)
         return slot
@@ -187,9 +191,14 @@ class NodeStates:
             oldest, _ = self._proven.popitem(last=False)
             self._by_use[oldest] = None
 
-    def demote(self, state: State) -> None:
-        """Makes a computed state the next to be evicted. O(1)."""
-        if state.node is not None and state.is_computed:
+    def demote(self, state: State, *, spares_proven: bool = False) -> None:
+        """Makes a computed state the next to be evicted. O(1).
+
+        Args:
+            state: which one.
+            spares_proven: whether nothing changes if prompts have gone on from it.
+        """
+        if state.node is not None and state.is_computed and not (spares_proven and state in self._proven):
             self._proven.pop(state, None)
             self._by_use[state] = None
             self._by_use.move_to_end(state, last=False)

@@ -28,7 +28,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def opened(folder: Path, **settings: Any) -> LLM:
-    return LLM(folder, device="cpu", dtype="float32", max_model_len=512, **{"max_total_tokens": 4096, **settings})
+    return LLM(
+        folder, device="cpu", dtype="float32", **{"max_model_len": 512, "max_total_tokens": 4096, **settings}
+    )
 
 
 def text(n: int, seed: int) -> list[int]:

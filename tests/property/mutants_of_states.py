@@ -11,6 +11,7 @@ import pytest
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.running import RunningRequests
+from radixkv.runtime.states.answer_ends import AnswerEnds
 from radixkv.runtime.states.kept_states import KeptStates
 from radixkv.runtime.states.recurrent_states import RecurrentStates
 from radixkv.runtime.step.plan import StateSave, StepPlan
@@ -227,6 +228,67 @@ def fork_from_a_state_that_has_moved_on(patch: Patch) -> None:
     patch.setattr(RunningRequests, "_can_fork", mutant)
 
 
+def save_the_state_of_an_answer_one_token_early(patch: Patch) -> None:
+    plan_decode = AnswerEnds.plan_decode
+
+    def mutant(self: AnswerEnds, requests: Sequence[Request]) -> list[StateSave]:
+        return [one._replace(position=one.position - 1) for one in plan_decode(self, requests)]
+
+    patch.setattr(AnswerEnds, "plan_decode", mutant)
+
+
+def keep_the_state_beyond_the_end_of_an_answer(patch: Patch) -> None:
+    """That of a row that was launched before the end was known."""
+    ended = AnswerEnds.ended
+
+    def mutant(self: AnswerEnds, request: Request) -> None:
+        lease, states = request.blocks.lease, self._saved.get(request, [])
+        if lease is not None and states and states[-1].position > lease.n_tokens:
+            states[-1].position, states[-1].is_computed = lease.n_tokens, True
+            del states[:-1]
+        ended(self, request)
+
+    patch.setattr(AnswerEnds, "ended", mutant)
+
+
+def keep_the_states_of_answers_that_went_wrong(patch: Patch) -> None:
+    step_done = AnswerEnds.step_done
+
+    def mutant(self: AnswerEnds, plan: StepPlan, are_right: Sequence[bool]) -> None:
+        step_done(self, plan, [True] * len(are_right))
+
+    patch.setattr(AnswerEnds, "step_done", mutant)
+
+
+def keep_an_older_state_of_an_answer_at_its_end(patch: Patch) -> None:
+    ended = AnswerEnds.ended
+
+    def mutant(self: AnswerEnds, request: Request) -> None:
+        lease = request.blocks.lease
+        for saved in self._saved.get(request, ()):
+            if lease is not None and saved.is_computed:
+                saved.position = lease.n_tokens - lease.n_tokens % self._states.block_tokens
+        ended(self, request)
+
+    patch.setattr(AnswerEnds, "ended", mutant)
+
+
+def lose_the_slots_of_aborted_answers(patch: Patch) -> None:
+    patch.setattr(AnswerEnds, "freed", lambda self, request: None)
+
+
+def give_the_slot_of_an_answer_back_before_its_step_is_done(patch: Patch) -> None:
+    launched = AnswerEnds.launched
+
+    def mutant(self: AnswerEnds, step: int) -> None:
+        launched(self, step)
+        for request, saved in self._launched.get(step, ()):
+            self._give_back([one for one in self._saved[request] if one is not saved])
+            self._saved[request] = [saved]
+
+    patch.setattr(AnswerEnds, "launched", mutant)
+
+
 OF_STATES: tuple[Callable[[Patch], None], ...] = (
     find_a_state_while_it_is_computed,
     go_on_from_the_state_of_a_whole_prompt,
@@ -249,4 +311,10 @@ OF_STATES: tuple[Callable[[Patch], None], ...] = (
     forget_the_states_of_forks,
     copy_the_states_of_forks_a_step_late,
     fork_from_a_state_that_has_moved_on,
+    save_the_state_of_an_answer_one_token_early,
+    keep_the_state_beyond_the_end_of_an_answer,
+    keep_the_states_of_answers_that_went_wrong,
+    keep_an_older_state_of_an_answer_at_its_end,
+    lose_the_slots_of_aborted_answers,
+    give_the_slot_of_an_answer_back_before_its_step_is_done,
 )

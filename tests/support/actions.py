@@ -160,6 +160,17 @@ class Actions:
                 return
             self.known = [*self.known, prompt][-12:]
 
+    def repeat_answer(self, suffix: Sequence[int], options: RequestOptions) -> None:
+        """Adds the next turn of the request that has ended last: its prompt and answer, and more."""
+        requests = [self.engine.requests[name] for name, ended in self.engine.ended.items() if ended.tokens]
+        answered = [request for request in requests if request.continuation is None]
+        if answered:
+            request = answered[-1]
+            sequence = unpack(bytes(request.tokens))
+            self.known = [*self.known, sequence][-12:]
+            options = dataclasses.replace(options, namespace=self.namespaces.index(request.namespace))
+            self.add(len(self.known) - 1, len(sequence), suffix, options, twice=False)
+
     @property
     def n_pages_of_a_request(self) -> int:
         """The most pages of which every tenant can be sure."""

@@ -649,6 +649,8 @@ class Engine:
         assert self.cache.n_available == self.n_pages
         assert self.cache.tree.n_pages_leased == 0
         assert self.cache.tree.n_pages_detached == 0
+        states = self.cache.tree.states
+        assert states is None or len(list(states)) + states.n_free == states.n_slots, "a slot is still reserved"
 
 
 def _pages(cache: PageCache, namespace: Namespace, tokens: bytes) -> list[int]:

@@ -267,6 +267,15 @@ class RecurrentEngineMachine(EngineMachine):
     def switch_drafts(self) -> None:
         """Is no rule here."""
 
+    @rule(base=small, suffix=st.lists(st.integers(1, 4), min_size=1, max_size=6), options=of_recurrent_layers)
+    def chat(self, base: int, suffix: list[int], options: RequestOptions) -> None:
+        """Serves all requests, and a prompt, and adds the next turn, which repeats the answer."""
+        self.actions.serve_all()
+        self.actions.add(base, 12, suffix, options, twice=False)
+        self.actions.serve_all()
+        self.actions.repeat_answer(suffix, options)
+        self.actions.launch()
+
     @rule(n_transfers=st.integers(1, 4), which=small)
     def finish_transfers(self, n_transfers: int, which: int) -> None:
         for _ in range(n_transfers):

@@ -171,6 +171,7 @@ class RunningRequests:
         """
         self.copies_done(request)
         self._tiers.freeing(request)
+        self._states.freed(request)
         self._sent_entries[request.batch_slot] = request.blocks.pages[: request.blocks.n_on_device]
         self._cache.close(request.blocks)
         request.block_table = None

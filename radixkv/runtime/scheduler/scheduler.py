@@ -468,6 +468,7 @@ class Scheduler:
                 requests.append(request)
                 rows.append(request.make_row(start, start + 1, start, self._n_steps, drafts_of_row))
         self.waiting.charge(requests, 1)
+        self.states.plan_decode(requests)
         return requests, rows
 
     def _n_most_drafts(self, last: LaunchedPlan) -> int:

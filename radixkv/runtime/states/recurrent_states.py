@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.protocols import States
 from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.states.answer_ends import AnswerEnds
 from radixkv.runtime.states.kept_states import KeptStates
 from radixkv.runtime.states.places import LikelyPlaces, Places
 from radixkv.runtime.step.plan import StateFork, StateLoad, StateSave, StepPlan
@@ -28,6 +29,7 @@ class RecurrentStates(States):
         assert cache.recurrent_states is not None, "the cache was made for a model with recurrent layers"
         self._states = cache.recurrent_states
         self._kept = KeptStates(self._states, places)
+        self._answer_ends = AnswerEnds(self._states)
         self.block_tokens = self._states.block_tokens
         self._loads: list[StateLoad] = []
         self._saves: list[StateSave] = []
@@ -63,10 +65,16 @@ class RecurrentStates(States):
         if source is not None:
             self._loads.append(StateLoad(source.slot, request.batch_slot))
             self._held.append(source)
+            if not request.is_canary:
+                self._answer_ends.repeated.note(source, end, n_in_tree)
         for state in self._kept.plan_row(request, start, end, n_in_tree):
             self._saves.append(StateSave(request.batch_slot, state.n_tokens, state.slot))
             self._states.hold(state)
             self._held.append(state)
+
+    def plan_decode(self, requests: Sequence[Request]) -> None:
+        """See ``States.plan_decode``. Costs what ``AnswerEnds.plan_decode`` does."""
+        self._saves += self._answer_ends.plan_decode(requests)
 
     def forked(self, parent: Request, fork: Request) -> None:
         """See ``States.forked``: the next plan copies the state, because the parent's next row changes it. O(1)."""
@@ -77,6 +85,7 @@ class RecurrentStates(States):
         if not (self._loads or self._saves or self._forks):
             return (), (), ()
         self._kept.launched(step)
+        self._answer_ends.launched(step)
         loads, saves = tuple(self._loads), tuple(self._saves)
         forks = tuple([fork for fork, _ in self._forks])
         self._held_by[step] = self._held
@@ -90,6 +99,15 @@ class RecurrentStates(States):
         for state in self._held_by.pop(plan.step, ()):
             self._states.let_go(state)
         self._kept.step_done(plan, are_right)
+        self._answer_ends.step_done(plan, are_right)
+
+    def ended(self, request: Request) -> None:
+        """See ``States.ended``. Costs what ``AnswerEnds.ended`` does."""
+        self._answer_ends.ended(request)
+
+    def freed(self, request: Request) -> None:
+        """See ``States.freed``. O(1)."""
+        self._answer_ends.freed(request)
 
     def undo(self) -> list[Request]:
         """See ``States.undo``. O(states + forks)."""
@@ -98,6 +116,7 @@ class RecurrentStates(States):
                 self._states.let_go(state)
         self._held_by.clear()
         self._kept.undo()
+        self._answer_ends.undo()
         forks = [fork for forks in self._forked_by.values() for fork in forks if fork.phase is Phase.RUNNING]
         self._forked_by.clear()
         return forks
