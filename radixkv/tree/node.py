@@ -110,8 +110,7 @@ class State:
     pages: tuple[int, ...] = ()
     """Of a window tail: its window pages, in token order."""
     answer_end: int = 0
-    """Of a turn: the state's position, rounded down, where the newest answer behind it ends; 0: no answer has ended
-    there."""
+    """Of a turn: where the newest answer behind it ends, rounded down to a position of a state; 0: none has ended."""
 
 
 class Lease:

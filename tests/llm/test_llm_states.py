@@ -70,6 +70,87 @@ def test_chats_behind_one_system_prompt_go_on_from_states_with_the_bits_of_cold_
     assert [one.num_cached_tokens for one in warm] == [0, 128, 128, 0, 0, 192, 192, 256, 128]
 
 
+def chat(llm: LLM, params: SamplingParams, seed: int = 0, *, n_turns: int = 3, n_left_out: int = 0) -> Any:
+    """Returns the prompt of each turn and its answer. Each next turn repeats the answers without their first
+    tokens, as where a template leaves reasoning out."""
+    prompt = [*text(100, seed), END, *text(50, seed + 1), END, *text(3, 3)]
+    turns = []
+    for turn in range(n_turns):
+        (output,) = answers(llm, [prompt], params)
+        turns.append((prompt, output))
+        prompt = [*prompt, *output.outputs[0].token_ids[n_left_out:], END, *text(40, seed + turn), END, *text(3, 3)]
+    return turns
+
+
+@pytest.mark.parametrize("n_left_out", [0, 30], ids=["repeats answers", "leaves reasoning out"])
+def test_turns_that_repeat_answers_go_on_from_their_ends_with_the_bits_of_cold_ones(
+    folder: Path, n_left_out: int
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=70, logprobs=1, ignore_eos=True)
+    with opened(folder, enable_prefix_caching=False) as llm:
+        cold = chat(llm, params, n_left_out=n_left_out)
+    with opened(folder) as llm:
+        warm = chat(llm, params, n_left_out=n_left_out)
+        llm._open_loop.check()
+    assert [bits(output) for _, output in warm] == [bits(output) for _, output in cold]
+    # The last token of an answer is not computed; a generation prompt has three tokens behind a message's end.
+    behind = 69 if not n_left_out else -3
+    ends = [(len(prompt) + behind) // 64 * 64 for prompt, _ in warm]
+    assert [output.num_cached_tokens for _, output in warm] == [0, *ends[:-1]]
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["length", "stop"])
+def test_an_answer_that_ends_at_a_state_and_one_token_before_and_behind(folder: Path, is_stopped: bool) -> None:
+    """The state is that of tokens that are known: steps that were launched before the end count for nothing."""
+    prompt = [*text(100, 1), END, *text(50, 2), END, *text(2, 3)]
+    options = {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True}
+    with opened(folder) as llm, opened(folder, enable_prefix_caching=False) as without:
+        (free,) = answers(llm, [prompt], SamplingParams(**options))
+        ids = list(free.outputs[0].token_ids)
+        for n_new in (38, 39, 40):
+            end = {"stop_token_ids": [ids[n_new - 1]]} if is_stopped else {"max_tokens": n_new}
+            n_known = len(prompt) + (ids.index(ids[n_new - 1]) + 1 if is_stopped else n_new)
+            inputs = {"prompt_token_ids": prompt, "cache_salt": str(n_new)}
+            (output,) = llm.generate([inputs], SamplingParams(**{**options, **end}), use_tqdm=False)  # type: ignore[list-item]
+            turn = [*prompt, *output.outputs[0].token_ids, *text(30, 4)]
+            (warm,) = llm.generate([{**inputs, "prompt_token_ids": turn}], PARAMS, use_tqdm=False)  # type: ignore[list-item]
+            assert len(turn) == n_known + 30
+            assert bits(warm) == bits(answers(without, [turn])[0])
+            assert warm.num_cached_tokens == (n_known - 1) // 64 * 64
+        llm._open_loop.check()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"state_memory_bytes": 130_000},
+        {"max_total_tokens": 640, "num_reserved_decode_tokens": 0},
+        {"max_num_batched_tokens": 79, "page_size": 8, "host_memory_bytes": "16MiB", "load_policy": "always"},
+    ],
+    ids=["few states", "few pages", "host memory"],
+)
+def test_bits_of_many_chats_that_repeat_answers(folder: Path, settings: dict[str, Any]) -> None:
+    """Three chats at once, with two choices of which the second one is repeated; then all of it again."""
+    prompts = [[*text(90 + 20 * n, n), END, *text(3, 3)] for n in range(3)]
+    params = SamplingParams(n=2, temperature=0.8, seed=5, max_tokens=70, logprobs=1, ignore_eos=True)
+
+    def turns(llm: LLM, starts: Sequence[list[int]]) -> list[Any]:
+        found, chats = [], [list(one) for one in starts]
+        for turn in range(2):
+            outputs = answers(llm, chats, params)
+            found += [[bits_of(one) for one in output.outputs] for output in outputs]
+            ids = [output.outputs[1].token_ids for output in outputs]
+            chats = [[*one, *more, END, *text(20, turn), END] for one, more in zip(chats, ids, strict=True)]
+        return found
+
+    with opened(folder, enable_prefix_caching=False) as llm:
+        cold = turns(llm, prompts)
+    with opened(folder, **settings) as llm:
+        for _ in range(2):
+            assert turns(llm, prompts) == cold
+        llm._open_loop.check()
+
+
 def test_one_token_more_or_less_than_a_state_and_the_whole_prompt_again(folder: Path) -> None:
     """The last token of a prompt is always computed: a prompt that ends at a state goes on from the one before."""
     long = text(300, 1)

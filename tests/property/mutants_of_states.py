@@ -251,15 +251,6 @@ def keep_the_state_beyond_the_end_of_an_answer(patch: Patch) -> None:
     patch.setattr(AnswerEnds, "ended", mutant)
 
 
-def keep_the_states_of_answers_that_went_wrong(patch: Patch) -> None:
-    step_done = AnswerEnds.step_done
-
-    def mutant(self: AnswerEnds, plan: StepPlan, are_right: Sequence[bool]) -> None:
-        step_done(self, plan, [True] * len(are_right))
-
-    patch.setattr(AnswerEnds, "step_done", mutant)
-
-
 def keep_an_older_state_of_an_answer_at_its_end(patch: Patch) -> None:
     ended = AnswerEnds.ended
 
@@ -275,18 +266,6 @@ def keep_an_older_state_of_an_answer_at_its_end(patch: Patch) -> None:
 
 def lose_the_slots_of_aborted_answers(patch: Patch) -> None:
     patch.setattr(AnswerEnds, "freed", lambda self, request: None)
-
-
-def give_the_slot_of_an_answer_back_before_its_step_is_done(patch: Patch) -> None:
-    launched = AnswerEnds.launched
-
-    def mutant(self: AnswerEnds, step: int) -> None:
-        launched(self, step)
-        for request, saved in self._launched.get(step, ()):
-            self._give_back([one for one in self._saved[request] if one is not saved])
-            self._saved[request] = [saved]
-
-    patch.setattr(AnswerEnds, "launched", mutant)
 
 
 OF_STATES: tuple[Callable[[Patch], None], ...] = (
@@ -313,8 +292,6 @@ OF_STATES: tuple[Callable[[Patch], None], ...] = (
     fork_from_a_state_that_has_moved_on,
     save_the_state_of_an_answer_one_token_early,
     keep_the_state_beyond_the_end_of_an_answer,
-    keep_the_states_of_answers_that_went_wrong,
     keep_an_older_state_of_an_answer_at_its_end,
     lose_the_slots_of_aborted_answers,
-    give_the_slot_of_an_answer_back_before_its_step_is_done,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from radixkv.runtime.request import Request
 from radixkv.runtime.states.repeated_answers import RepeatedAnswers
-from radixkv.runtime.step.plan import StateSave, StepPlan
+from radixkv.runtime.step.plan import StateSave
 from radixkv.tree.states import NodeStates
 
 _SLOTS_A_REQUEST = 2
@@ -21,7 +21,7 @@ class _Saved:
     position: int
     slot: int
     is_computed: bool = False
-    """Whether a finished row with finite values has computed it."""
+    """Whether the step that computes it is done."""
 
 
 class AnswerEnds:
@@ -79,21 +79,17 @@ class AnswerEnds:
         if self._coming:
             self._launched[step], self._coming = self._coming, []
 
-    def step_done(self, plan: StepPlan, are_right: Sequence[bool]) -> None:
-        """See ``States.step_done``. O(rows), if the step saves states of answers."""
-        saves = self._launched.pop(plan.step, ())
-        if not saves:
-            return
-        is_right = {row.batch_slot: right for row, right in zip(plan.rows, are_right, strict=True)}
-        for request, saved in saves:
+    def step_done(self, step: int) -> None:
+        """Takes note that a step is done, and gives up the states before those that it has computed. O(states).
+
+        A request whose row went wrong loses its pages, and so its slots: no answer ends with its state.
+        """
+        for request, saved in self._launched.pop(step, ()):
+            saved.is_computed = True
             states = self._saved[request]
-            if is_right[request.batch_slot]:
-                saved.is_computed = True
-                n_before = states.index(saved)
-                self._give_back(states[:n_before])
-                del states[:n_before]
-            else:
-                self._forget(request, saved)
+            n_before = states.index(saved)
+            self._give_back(states[:n_before])
+            del states[:n_before]
 
     def ended(self, request: Request) -> None:
         """See ``States.ended``. O(edges + pages of a split node)."""

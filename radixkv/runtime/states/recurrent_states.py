@@ -99,7 +99,7 @@ class RecurrentStates(States):
         for state in self._held_by.pop(plan.step, ()):
             self._states.let_go(state)
         self._kept.step_done(plan, are_right)
-        self._answer_ends.step_done(plan, are_right)
+        self._answer_ends.step_done(plan.step)
 
     def ended(self, request: Request) -> None:
         """See ``States.ended``. Costs what ``AnswerEnds.ended`` does."""
