@@ -110,7 +110,7 @@ class State:
     pages: tuple[int, ...] = ()
     """Of a window tail: its window pages, in token order."""
     answer_end: int = 0
-    """Of a turn: where the newest answer behind it ends, rounded down to a position of a state; 0: none has ended."""
+    """Of a turn: where the newest answer behind it ends, rounded down to a position of a state; 0: none has."""
 
 
 class Lease:

@@ -251,17 +251,16 @@ def keep_the_state_beyond_the_end_of_an_answer(patch: Patch) -> None:
     patch.setattr(AnswerEnds, "ended", mutant)
 
 
-def keep_an_older_state_of_an_answer_at_its_end(patch: Patch) -> None:
-    ended = AnswerEnds.ended
+def keep_the_older_one_of_two_states_of_an_answer(patch: Patch) -> None:
+    step_done = AnswerEnds.step_done
 
-    def mutant(self: AnswerEnds, request: Request) -> None:
-        lease = request.blocks.lease
-        for saved in self._saved.get(request, ()):
-            if lease is not None and saved.is_computed:
-                saved.position = lease.n_tokens - lease.n_tokens % self._states.block_tokens
-        ended(self, request)
+    def mutant(self: AnswerEnds, step: int) -> None:
+        for request, saved in self._launched.get(step, ()):
+            first = self._saved[request][0]
+            first.slot, saved.slot = saved.slot, first.slot
+        step_done(self, step)
 
-    patch.setattr(AnswerEnds, "ended", mutant)
+    patch.setattr(AnswerEnds, "step_done", mutant)
 
 
 def lose_the_slots_of_aborted_answers(patch: Patch) -> None:
@@ -292,6 +291,6 @@ OF_STATES: tuple[Callable[[Patch], None], ...] = (
     fork_from_a_state_that_has_moved_on,
     save_the_state_of_an_answer_one_token_early,
     keep_the_state_beyond_the_end_of_an_answer,
-    keep_an_older_state_of_an_answer_at_its_end,
+    keep_the_older_one_of_two_states_of_an_answer,
     lose_the_slots_of_aborted_answers,
 )

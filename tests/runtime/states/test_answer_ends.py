@@ -56,8 +56,8 @@ def test_the_next_turn_goes_on_from_the_end_of_the_answer_if_it_repeats_it() -> 
 
 
 def test_after_some_answers_that_were_not_repeated_none_is_saved_until_one_is() -> None:
-    """The pages of answers show that one was repeated, also where no state was kept. The end of a chat's only message
-    says nothing, because other chats may go on from it."""
+    """The pages of answers show that one was repeated, also where no state was kept. The end of a chat's only
+    message says nothing, because other chats may go on from it."""
     engine = opened(100)
     chat(engine, 1, 3, repeats=False)
     n_saved = states_of(engine).n_saved
