@@ -242,10 +242,9 @@ def keep_the_state_beyond_the_end_of_an_answer(patch: Patch) -> None:
     ended = AnswerEnds.ended
 
     def mutant(self: AnswerEnds, request: Request) -> None:
-        lease, states = request.blocks.lease, self._saved.get(request, [])
-        if lease is not None and states and states[-1].position > lease.n_tokens:
-            states[-1].position, states[-1].is_computed = lease.n_tokens, True
-            del states[:-1]
+        states = self._saved.get(request, [])
+        if len(states) > 1:
+            states[0].slot, states[-1].slot = states[-1].slot, states[0].slot
         ended(self, request)
 
     patch.setattr(AnswerEnds, "ended", mutant)

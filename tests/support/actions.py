@@ -353,8 +353,11 @@ class Actions:
                 scheduler.running.release()
                 self.engine.check_invariants()
 
-    def serve_all(self) -> None:
-        """Takes turns until all requests are served, in most histories."""
+    def serve_all(self, *, overlaps: bool = False) -> None:
+        """Takes turns until all requests are served, in most histories; each step is launched before the result of
+        the one before is taken if it ``overlaps``."""
+        if overlaps:
+            self.launch()
         for _ in range(200):
             self.launch()
             self.engine.finish_copies()

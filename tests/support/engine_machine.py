@@ -272,7 +272,7 @@ class RecurrentEngineMachine(EngineMachine):
         """Serves all requests, and a prompt, and adds the next turn, which repeats the answer."""
         self.actions.serve_all()
         self.actions.add(base, 12, suffix, options, twice=False)
-        self.actions.serve_all()
+        self.actions.serve_all(overlaps=True)
         self.actions.repeat_answer(suffix, options)
         self.actions.launch()
 
