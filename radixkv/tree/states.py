@@ -25,7 +25,8 @@ class NodeStates:
     From then on it can be evicted while the node's pages stay: first those that nobody has gone on from, then the
     least recently used, those of retained prefixes last. It leaves the tree with the last of these pages.
 
-    A state that is copied from another tier has a *reserved* slot before it is at a node.
+    A state that is copied from another tier, or is that of a running answer, has a *reserved* slot before it is at
+    a node.
 
     Args:
         forest: the nodes of the tree.
@@ -51,7 +52,7 @@ class NodeStates:
         self._coming: set[State] = set()
         """Those that a launched step computes."""
         self._reserved: set[int] = set()
-        """The slots of copies."""
+        """The slots of states that are at no node yet."""
         self._held: set[State] = set()
         """Those that have left the tree and are held."""
         self.on_left: Callable[[State], None] = lambda state: None
@@ -113,7 +114,7 @@ class NodeStates:
         return state
 
     def reserve(self, *, spares_proven: bool = False) -> int | None:
-        """Takes a slot for a copy of a state; None if no slot is free and no state can be evicted. O(1).
+        """Takes a slot for a state that is at no node yet; None if none is free and no state can be evicted. O(1).
 
         Args:
             spares_proven: whether states that prompts have gone on from stay.
@@ -124,7 +125,7 @@ class NodeStates:
         return slot
 
     def give_back(self, slot: int) -> None:
-        """Frees a reserved slot, whose copy has failed or is of no use. O(1)."""
+        """Frees a reserved slot, whose state is of no use. O(1)."""
         self._reserved.remove(slot)
         self._free.append(slot)
 
