@@ -124,7 +124,7 @@ def test_an_answer_that_ends_at_a_state_and_one_token_before_and_behind(folder: 
     "settings",
     [
         {"state_memory_bytes": 130_000},
-        {"max_total_tokens": 640, "num_reserved_decode_tokens": 0},
+        pytest.param({"max_total_tokens": 640, "num_reserved_decode_tokens": 0}, marks=pytest.mark.nightly),
         {"max_num_batched_tokens": 79, "page_size": 8, "host_memory_bytes": "16MiB", "load_policy": "always"},
     ],
     ids=["few states", "few pages", "host memory"],
@@ -298,6 +298,21 @@ def test_states_come_back_from_host_memory(folder: Path) -> None:
         assert host is not None
         assert host.copies_failed_total == 0
         assert host.compute_seconds_per_token is not None, "steps of 144 tokens are measured, too"
+
+
+def test_the_state_of_an_answer_comes_back_from_host_memory(folder: Path) -> None:
+    """Other prompts take the device's pages and states before the next turn."""
+    prompt, others = [*text(150, 1), END, *text(3, 3)], [text(200, 30 + n) for n in range(4)]
+    settings = {"state_memory_bytes": 150_000, "max_total_tokens": 640, "host_memory_bytes": "16MiB"}
+    with opened(folder, **settings, load_policy="always") as llm:
+        (first,) = answers(llm, [prompt], SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True))
+        answers(llm, others)
+        turn = [*prompt, *first.outputs[0].token_ids, *text(40, 5)]
+        (warm,) = answers(llm, [turn])
+    with opened(folder, enable_prefix_caching=False) as llm:
+        (cold,) = answers(llm, [turn])
+    assert bits(warm) == bits(cold)
+    assert (warm.num_cached_tokens, warm.num_loaded_tokens) == (192, 192)
 
 
 def test_a_state_that_comes_back_alone_is_no_loaded_token(folder: Path) -> None:
