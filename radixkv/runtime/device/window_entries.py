@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.errors import DeviceError, InvariantError
-from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.window_pool import WindowPool
 
 
@@ -26,10 +26,12 @@ class WindowEntries:
         self._n_pages = pool.n_slabs + pool.n_window_slabs
         self._width = width
         self._page_size = page_size
-        self._firsts = [0] * max_rows
-        """By batch slot, the first entry that its request has."""
         self._ends = [0] * max_rows
         """By batch slot, the entry after the last one."""
+        self._first_starts = [0] * max_rows
+        """By batch slot, the first position at which a row may start: the window before it has known pages."""
+        self._end_positions = [0] * max_rows
+        """By batch slot, the position after those that have known pages."""
 
     def check(self, plan: StepPlan) -> None:
         """Checks a plan that will be launched, and notes its changes. O(rows + changed pages).
@@ -47,16 +49,19 @@ class WindowEntries:
         for row in plan.rows:
             slot = row.batch_slot
             if row.window_pages:
-                end = row.window_start + len(row.window_pages)
-                if row.window_start < 0 or end > self._width:
-                    raise DeviceError(f"step {plan.step}, batch slot {slot}: window table entries are beyond")
-                if row.window_start != self._ends[slot]:
-                    self._firsts[slot] = row.window_start
-                self._ends[slot] = end
-            first, last = max(0, row.start + 1 - self._window), row.start + row.n_tokens - 1
-            if first // self._page_size < self._firsts[slot] or last // self._page_size >= self._ends[slot]:
+                self._note(plan.step, row)
+            end = row.start + row.n_tokens
+            if row.start < self._first_starts[slot] or end > self._end_positions[slot]:
                 raise InvariantError(
-                    f"step {plan.step}, batch slot {slot}: layers with windows read and write positions {first} to "
-                    f"{last}, and the device knows window pages of entries {self._firsts[slot]} to "
-                    f"{self._ends[slot] - 1}, of {self._page_size} tokens each"
+                    f"step {plan.step}, batch slot {slot}: no window pages are known for some positions of a row "
+                    f"from {row.start} to {end - 1}, and the window of {self._window} before it: a row may start "
+                    f"at {self._first_starts[slot]}, and end before {self._end_positions[slot]}"
                 )
+
+    def _note(self, step: int, row: Row) -> None:
+        slot, first, end = row.batch_slot, row.window_start, row.window_start + len(row.window_pages)
+        if first < 0 or end > self._width:
+            raise DeviceError(f"step {step}, batch slot {slot}: window table entries are beyond")
+        if first != self._ends[slot]:
+            self._first_starts[slot] = first * self._page_size + self._window - 1 if first else 0
+        self._ends[slot], self._end_positions[slot] = end, end * self._page_size
