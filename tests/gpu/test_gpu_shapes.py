@@ -76,7 +76,7 @@ def save_gemma(folder: Path, name: str) -> Path:
     tensors = load_file(path)
     for key, values in tensors.items():
         if key.endswith("q_norm.weight"):
-            values.mul_(0.15)
+            values.mul_(0.075)
         if key.endswith("post_feedforward_layernorm_2.weight"):
             values.mul_(0.1)
     save_file(tensors, path, {"format": "pt"})
