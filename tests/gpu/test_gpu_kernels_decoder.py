@@ -131,6 +131,12 @@ def test_the_decoder_agrees_with_transformers(checkpoint: Checkpoint) -> None:
         world.check(world.decoder(world.inputs, world.pool, world.attention(), padded)[:1], expected[-1:])
 
 
+@pytest.mark.parametrize("checkpoint", ["opt", "nemotron-h"], indirect=True)
+def test_models_without_a_rotary_embedding_need_no_memory_for_angles(checkpoint: Checkpoint) -> None:
+    with open_weights(checkpoint, load_format="auto", dtype=torch.float32, device=torch.device(DEVICE)) as weights:
+        CudaOperations(weights.config, 1 << 44, torch.device(DEVICE))
+
+
 def test_pieces_give_the_bits_of_a_whole_step(checkpoint: Checkpoint) -> None:
     world = World(checkpoint)
     with torch.inference_mode():
