@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +23,9 @@ from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack import RowArrays
 from radixkv.runtime.device.weights.open import open_weights
-from radixkv.runtime.device.weights.safetensors import TensorSource
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, random_ids
+from support.late_tensors import LateTensors
 from support.poison import poison
 from support.reference_attention import reference_attention
 
@@ -58,25 +56,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
         changes = changes | FULL_SIZES
     save_checkpoint(tmp_path / "model", **changes | SIZES)
     return resolve(str(tmp_path / "model"))
-
-
-class LateTensors:
-    """Loads tensors only when it is told to, as they come late on a GPU; until then they are NaN."""
-
-    def __init__(self, source: TensorSource) -> None:
-        self._source = source
-        self._loads: list[Callable[[], None]] = []
-
-    def fill(self, name: str, out: Tensor) -> None:
-        out.fill_(float("nan"))
-        self._loads.append(partial(self._source.fill, name, out))
-
-    def compute(self, names: Sequence[str], use: Callable[[Sequence[Tensor]], None]) -> None:
-        self._loads.append(partial(self._source.compute, names, use))
-
-    def load(self) -> None:
-        for load in self._loads:
-            load()
 
 
 class World:
