@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cpu_oracle import check_same_bits, check_scores, first_difference
+from cpu_oracle import check_hits, check_scores, first_difference
 from gpu_support import VOCAB, check_same_answers, family, greedy, opened, random_ids, save
 from safetensors.torch import load_file, save_file
 
@@ -165,16 +166,7 @@ def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_place
     prompts += [[*prompts[0][:290], *random_ids(91, seed=seed)] for seed in (5, 6, 7)]
     params = greedy(12, logprobs=20)
     settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 1, "page_size": 64}
-    with on_gpu(folder, enable_prefix_caching=False, **settings) as llm:
-        cold = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
-    with on_gpu(folder, **settings) as llm:
-        first = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
-        again = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
-    print("cached tokens", [one.num_cached_tokens for one in first], [one.num_cached_tokens for one in again])
-    assert sum(one.num_cached_tokens or 0 for one in first) >= 5 * 192
-    assert all((one.num_cached_tokens or 0) >= 192 for one in again)
-    for found in (first, again):
-        check_same_bits(found, cold)
+    check_hits(partial(on_gpu, folder, **settings), prompts, params, n_found_first=5 * 192, n_found_again=192)
 
 
 def test_answers_in_graphs_are_those_without(folder: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cpu_oracle import check_same_bits, check_scores, first_difference
+from cpu_oracle import check_hits, check_scores, first_difference
 from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, random_ids, save
 
 from radixkv import LLM, SamplingParams
@@ -157,19 +158,11 @@ def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_place
         "page_size": 64,
         "attention_backend": backend,
     }
-    with on_gpu(folder, enable_prefix_caching=False, **settings) as llm:
-        cold = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
-    with on_gpu(folder, **settings) as llm:
-        first = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
-        again = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
-        windows = llm.get_metrics().windows
-    print("cached tokens", [one.num_cached_tokens for one in first], [one.num_cached_tokens for one in again])
-    assert sum(one.num_cached_tokens or 0 for one in first) >= 4 * 192
-    assert all((one.num_cached_tokens or 0) >= 192 for one in again)
+    windows = check_hits(
+        partial(on_gpu, folder, **settings), prompts, params, n_found_first=4 * 192, n_found_again=192
+    ).windows
     assert windows is not None
     assert windows.hits_total >= 10
-    for found in (first, again):
-        check_same_bits(found, cold)
 
 
 def test_answers_in_graphs_are_those_without(folder: Path) -> None:

@@ -313,9 +313,9 @@ def _architecture(fields: ConfigReader) -> str:
 
 def _rotary_factor(fields: ConfigReader, architecture: Architecture) -> tuple[ConfigReader, float]:
     """Returns which part of each head is rotated, and the fields without it."""
-    if architecture.rotary_factor == 1.0:
+    if architecture.rotary_factor in (0.0, 1.0):
         fields.allow_only(partial_rotary_factor=1.0)
-        return fields, 1.0
+        return fields, architecture.rotary_factor
     section = fields.get("rope_parameters")
     section = {} if not isinstance(section, Mapping) else dict(section)
     default = fields.number("partial_rotary_factor", architecture.rotary_factor)
@@ -328,7 +328,7 @@ def _rotary_factor(fields: ConfigReader, architecture: Architecture) -> tuple[Co
 
 def _ropes(fields: ConfigReader, architecture: Architecture) -> tuple[Rope | None, Rope | None]:
     """Returns the rotary embeddings of layers without and with a window."""
-    if architecture.n_unused_positions is not None or not architecture.has_rope:
+    if not architecture.rotary_factor:
         return None, None
     scaling = architecture.default_rope_scaling
     if scaling is not None and not fields.get("rope_scaling") and fields.get("rope_parameters") is None:

@@ -68,10 +68,11 @@ class CudaOperations:
         self._config = config
         self._has_fp8 = has_fp8
         self._cosine_sine = {
-            (rope, size): _cosine_sine(rope, size, max_positions).to(device)
+            (rope, size): torch.cat(rope.cosine_sine(size, max_positions), -1).to(device)
             for rope, size in {
                 (config.rope_of(layer), config.heads[layer].rotary_dim) for layer in config.attention_layers
             }
+            if rope is not None
         }
         """By rotary embedding and number of rotated dimensions, [max_positions, rotary_dim] float32: cosines, then
         sines, each of half the rotated dimensions."""
@@ -175,7 +176,7 @@ class CudaOperations:
     ) -> RotateAndStore:
         """See ``Operations.rotate_and_store``."""
         return RotateAndStore(
-            self._cosine_sine[rope, heads.rotary_dim],
+            None if rope is None else self._cosine_sine[rope, heads.rotary_dim],
             query_norm,
             key_norm,
             self._config.norm_eps,
@@ -334,12 +335,3 @@ class LayerInput(base.LayerInput):
 def _rounded_for(weight: Tensor | Fp8Matrix, x: Tensor) -> Rows:
     """Returns ``x`` as a product with ``weight`` takes it: in FP8 if that is."""
     return quantize_rows(x, row_scales(weight)) if isinstance(weight, Fp8Matrix) else x
-
-
-def _cosine_sine(rope: Rope | None, rotary_dim: int, max_positions: int) -> Tensor:
-    """Returns the table of a rotary embedding; without one, that of angles of 0, which rotate nothing."""
-    if rope is None:
-        halves = torch.ones(max_positions, rotary_dim // 2), torch.zeros(max_positions, rotary_dim // 2)
-    else:
-        halves = rope.cosine_sine(rotary_dim, max_positions)
-    return torch.cat(halves, -1)
