@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 import torch
 from cpu_oracle import bits, check_same_bits, check_scores, first_difference
-from gpu_support import SHAPE, check_same_answers, engine_scores, family, greedy, opened, random_ids, save
+from gpu_support import (
+    SHAPE,
+    check_same_answers,
+    engine_scores,
+    family,
+    greedy,
+    opened,
+    random_ids,
+    save,
+    two_gpus,
+)
 
 from radixkv import LLM, BeamSearchParams
 from radixkv.llm.outputs import RequestOutput
@@ -74,9 +84,6 @@ NEAR_TIE = 0.3
 """Difference of two log-probabilities that noise may turn round."""
 END = 2
 """A token that ends a message."""
-
-
-two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 @contextmanager
