@@ -324,7 +324,7 @@ class _Layer:
     ) -> _Layer:
         after = weights.after_attention_norm, weights.after_mlp_norm
         heads, beside = config.heads[index], weights.experts_beside
-        mlp, parts = _mlp(config, index, weights, operations), weights.mixer
+        parts = weights.mixer
         mixer: Mixer | None = None
         reader: Linear | None = None
         if isinstance(parts, DeltaNetWeights):
@@ -347,10 +347,13 @@ class _Layer:
                 has_window=config.windows[index] is not None,
                 gated=operations.gated,
             )
+        # In the order in which they compute; see ``Operations``.
+        output = None if weights.output is None else operations.output(weights.output)
+        mlp = _mlp(config, index, weights, operations)
         return cls(
             norm=operations.norm(weights.attention_norm, reader),
             mixer=mixer,
-            output=None if weights.output is None else operations.output(weights.output),
+            output=output,
             mlp_norm=None if weights.mlp_norm is None else operations.norm(weights.mlp_norm, mlp),
             mlp=mlp,
             norms_after=None

@@ -172,16 +172,6 @@ class DecoderConfig:
             ConfigError: ``n_ranks`` does not divide them.
         """
         nets = self.delta_nets
-        if nets is not None and nets.mamba2 is not None:
-            raise ConfigError(
-                f"tensor_parallel_size {n_ranks}: the {nets.title} of {self.architecture} are not divided among "
-                "ranks in this release; set it to 1"
-            )
-        if self.halves is not None:
-            raise ConfigError(
-                f"tensor_parallel_size {n_ranks}: the layers of {self.architecture} are not divided among ranks in "
-                "this release; set it to 1"
-            )
         if self.layer_inputs is not None or self.has_layer_scales or len(set(self.heads)) > 1:
             raise ConfigError(
                 f"tensor_parallel_size {n_ranks}: the layers of {self.architecture} are not divided among ranks in "
@@ -190,8 +180,8 @@ class DecoderConfig:
         experts, n_kv_heads = self.experts, max(1, self.n_kv_heads // n_ranks)
         divided = {"num_attention_heads": self.n_heads}
         if nets is not None:
-            divided["linear_num_key_heads"] = nets.n_key_heads
-        if any(self.experts_of(layer) is None for layer in range(self.n_layers)):
+            divided["linear_num_key_heads" if nets.mamba2 is None else "n_groups"] = nets.n_key_heads
+        if any(self.has_mlp(layer) and self.experts_of(layer) is None for layer in range(self.n_layers)):
             divided["intermediate_size"] = self.intermediate_size
         if experts is not None:
             divided["the experts' intermediate size"] = experts.inner_size

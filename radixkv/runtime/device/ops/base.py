@@ -285,6 +285,9 @@ class LayerInput(Protocol):
 class Operations(Protocol):
     """Builds the operations of a decoder from its weights.
 
+    Output projections, MLPs and experts are built in the order in which they compute: ranks sum what these give in
+    two memories, in turn.
+
     On a GPU these are still being loaded meanwhile: nothing here may read their values.
     """
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -35,16 +36,16 @@ from radixkv.runtime.device.weights.layer_weights import (
     NormWeights,
 )
 
-HalfLayer = Literal[0, 1]
-"""0: the sum after attention; 1: the sum after the MLP. The two alternate."""
+PartMemory = Literal[0, 1]
+"""Which of a rank's two memories has its parts of a sum. The sums of a step take them in turn."""
 
 
 class SummedOperations:
-    """``Operations`` of a rank: those of its device, with sums after attention's output projection and after MLPs.
+    """``Operations`` of a rank: those of its device, with sums after the mixers' output projections and after MLPs.
 
     A rank has some of the heads, and some of the values inside each MLP (Megatron-LM, arXiv 1909.08053). So these
     two products give a part of each output; all others are whole, or of the rank alone. The output projection of a
-    gated delta net is one like attention's.
+    layer with states is one like attention's.
 
     Args:
         operations: of the device.
@@ -55,11 +56,12 @@ class SummedOperations:
     def __init__(
         self,
         operations: Operations,
-        summed: Callable[[NormReader, HalfLayer], SummedPart],
+        summed: Callable[[NormReader, PartMemory], SummedPart],
         head: Callable[[LinearWeights], Linear],
     ) -> None:
         self._operations = operations
         self._summed = summed
+        self._memories: Iterator[PartMemory] = cycle((0, 1))
         self.linear = operations.linear
         self.gated = operations.gated
         self.capped = operations.capped
@@ -67,7 +69,7 @@ class SummedOperations:
 
     def output(self, weights: LinearWeights) -> Linear:
         """See ``Operations.output``."""
-        return self._summed(self._operations.output(weights), 0)
+        return self._summed(self._operations.output(weights), next(self._memories))
 
     def norm(self, weights: NormWeights, reader: NormReader | None = None) -> Norm:
         """See ``Operations.norm``."""
@@ -75,7 +77,7 @@ class SummedOperations:
 
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
-        return self._summed(self._operations.mlp(weights), 1)
+        return self._summed(self._operations.mlp(weights), next(self._memories))
 
     def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
         """See ``Operations.delta_net``. Its heads are the rank's; ``output`` sums what they give."""
@@ -83,7 +85,7 @@ class SummedOperations:
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:
         """See ``Operations.experts``."""
-        return self._summed(self._operations.experts(weights, config), 1)
+        return self._summed(self._operations.experts(weights, config), next(self._memories))
 
     def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> ExpertsBeside:
         """See ``Operations.experts_beside``."""

@@ -77,7 +77,8 @@ def test_parts_are_those_of_the_dense_matrices(tmp_path: Path, name: str, n_rank
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("qwen3.5", form) for form in ("fp8 blocks", "fp8 channels", "gptq", "int4")] + [("qwen3-next", "fp8 blocks")],
+    [("qwen3.5", form) for form in ("fp8 blocks", "fp8 channels", "gptq", "int4")]
+    + [("qwen3-next", "fp8 blocks"), ("nemotron-h", "fp8 blocks"), ("nemotron-h-moe", "fp8 channels")],
 )
 def test_parts_of_delta_nets_are_those_of_the_dense_matrices(tmp_path: Path, name: str, form: str) -> None:
     """Queries, keys and values are in one matrix, of each of which a rank has a part. In blocks of 32 rows a rank
