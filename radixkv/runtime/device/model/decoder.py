@@ -350,6 +350,11 @@ class _Layer:
         # In the order in which they compute; see ``Operations``.
         output = None if weights.output is None else operations.output(weights.output)
         mlp = _mlp(config, index, weights, operations)
+        experts_beside = None
+        if beside is not None and config.experts is not None:
+            experts_beside = operations.experts_beside(
+                beside, operations.routed_experts(beside.experts, config.experts)
+            )
         return cls(
             norm=operations.norm(weights.attention_norm, reader),
             mixer=mixer,
@@ -359,9 +364,7 @@ class _Layer:
             norms_after=None
             if after[0] is None or after[1] is None
             else (operations.norm(after[0]), operations.norm(after[1])),
-            experts_beside=None
-            if beside is None or config.experts is None
-            else operations.experts_beside(beside, config.experts),
+            experts_beside=experts_beside,
             layer_input=None if weights.layer_input is None else operations.layer_input(weights.layer_input),
             scale=weights.scale,
             kind=(config.windows[index], heads, scales.k == 1, scales.v == 1, _kind(weights)),

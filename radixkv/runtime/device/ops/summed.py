@@ -23,6 +23,7 @@ from radixkv.runtime.device.ops.base import (
     NormReader,
     Operations,
     RotateAndStore,
+    RoutedExperts,
     Rows,
     RowScales,
 )
@@ -50,6 +51,7 @@ class SummedOperations:
     Args:
         operations: of the device.
         summed: returns a product, or an MLP, whose outputs are summed over all ranks.
+        summed_experts: returns the same of experts whose router reads other rows.
         head: see ``Operations.head``.
     """
 
@@ -57,10 +59,12 @@ class SummedOperations:
         self,
         operations: Operations,
         summed: Callable[[NormReader, PartMemory], SummedPart],
+        summed_experts: Callable[[RoutedExperts, PartMemory], RoutedExperts],
         head: Callable[[LinearWeights], Linear],
     ) -> None:
         self._operations = operations
         self._summed = summed
+        self._summed_experts = summed_experts
         self._memories: Iterator[PartMemory] = cycle((0, 1))
         self.linear = operations.linear
         self.gated = operations.gated
@@ -87,13 +91,17 @@ class SummedOperations:
         """See ``Operations.experts``."""
         return self._summed(self._operations.experts(weights, config), next(self._memories))
 
-    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> ExpertsBeside:
+    def routed_experts(self, weights: ExpertsWeights, config: ExpertConfig) -> RoutedExperts:
+        """See ``Operations.routed_experts``."""
+        return self._summed_experts(self._operations.routed_experts(weights, config), next(self._memories))
+
+    def experts_beside(self, weights: ExpertsBesideWeights, experts: RoutedExperts) -> ExpertsBeside:
         """See ``Operations.experts_beside``."""
-        raise AssertionError("a model with experts beside an MLP is not divided")
+        return self._operations.experts_beside(weights, experts)
 
     def layer_input(self, weights: LayerInputWeights) -> LayerInput:
-        """See ``Operations.layer_input``."""
-        raise AssertionError("a model whose layers have own inputs is not divided")
+        """See ``Operations.layer_input``. Its projections are small, and whole on each rank."""
+        return self._operations.layer_input(weights)
 
     def rotate_and_store(
         self,
@@ -131,4 +139,22 @@ class Summed(SummedPart):
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.NormReader``."""
         total = self._sum_parts(self._part(x))
+        return total if out is None else out.copy_(total)
+
+
+class SummedExperts(RoutedExperts):
+    """A mixture of experts whose outputs are summed by a function.
+
+    Args:
+        part: computes this rank's part of each output.
+        sum_parts: returns the sum of all ranks' parts.
+    """
+
+    def __init__(self, part: RoutedExperts, sum_parts: Callable[[Tensor], Tensor]) -> None:
+        self._part = part
+        self._sum_parts = sum_parts
+
+    def mixed(self, x: Tensor, routed: Tensor, out: Tensor | None = None) -> Tensor:
+        """See ``ops.base.RoutedExperts``."""
+        total = self._sum_parts(self._part.mixed(x, routed))
         return total if out is None else out.copy_(total)

@@ -89,7 +89,7 @@ def layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
     if config.has_layer_scales:
         shapes[names.layer_scale.format(layer=layer)] = (1,)
     experts = config.experts_of(layer)
-    if experts is None or experts.are_beside_mlp:
+    if config.has_plain_mlp(layer):
         n_inner = config.inner_size_of(layer)
         if config.has_gate:
             linear(names.gate, n_inner, hidden, bias=config.has_mlp_bias)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from radixkv.runtime.device.ops.base import Fp8Rows, Norm, NormReader, Rows, RowScales
+from radixkv.runtime.device.ops.base import Fp8Rows, Norm, NormReader, RoutedExperts, Rows, RowScales
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
 from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows
 from radixkv.runtime.device.ops.summed import PartMemory, SummedPart
@@ -49,3 +50,25 @@ class CudaSummed(SummedPart):
 
     def _compute(self, x: Rows, n_rows: int) -> Tensor:
         return self._part(x, self._collectives.part(self._memory, n_rows))
+
+
+class CudaSummedExperts(RoutedExperts):
+    """A mixture of experts whose outputs are summed over all GPUs.
+
+    Args:
+        collectives: of the rank; connected before the first call.
+        part: computes this rank's part of each output.
+        memory: which of the memories for parts is used.
+    """
+
+    def __init__(self, collectives: CudaCollectives, part: RoutedExperts, memory: PartMemory) -> None:
+        self._part = part
+        self._collectives = collectives
+        self._memory = memory
+
+    def mixed(self, x: Tensor, routed: Tensor, out: Tensor | None = None) -> Tensor:
+        """See ``ops.base.RoutedExperts``."""
+        self._part.mixed(x, routed, self._collectives.part(self._memory, len(x)))
+        out = torch.empty_like(x) if out is None else out
+        self._collectives.sum_parts(self._memory, out)
+        return out
