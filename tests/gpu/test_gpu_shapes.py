@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cpu_oracle import check_hits, check_scores, first_difference
-from gpu_support import VOCAB, check_same_answers, family, greedy, opened, random_ids, save
+from gpu_support import VOCAB, check_same_answers, family, greedy, opened, random_ids, save, two_gpus
 from safetensors.torch import load_file, save_file
 
 from radixkv import LLM
@@ -96,6 +96,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_gemma(tmp_path_factory.mktemp(request.param.replace(" ", "-")), request.param)
 
 
+@pytest.fixture(params=[1, pytest.param(2, marks=two_gpus)])
+def n_ranks(request: pytest.FixtureRequest) -> int:
+    """Two ranks have the same KV head in layers with full attention, and in some models in all."""
+    found: int = request.param
+    return found
+
+
 @pytest.mark.parametrize("variant", ["whole", "split", None])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("has_8_bits", [False, True])
@@ -145,6 +152,15 @@ def shape_of(heads: tuple[int, int, int], page_size: int, *, has_8_bits: bool) -
         ("dense", {"max_model_len": 96}, NOISE),
         ("layer inputs", {"kv_cache_dtype": "fp8"}, 20.0),
         *((name, {"quantization": "fp8"}, 40.0) for name in MODELS),
+        *(
+            pytest.param(name, {"tensor_parallel_size": 2, **settings}, noise, marks=two_gpus)
+            for name, settings, noise in (
+                *((name, {}, NOISE) for name in MODELS),
+                ("dense", {"page_size": 64, "enforce_eager": True}, NOISE),
+                ("layer inputs", {"kv_cache_dtype": "fp8"}, 20.0),
+                *((name, {"quantization": "fp8"}, 40.0) for name in MODELS),
+            )
+        ),
     ],
 )
 def test_scores_are_those_of_the_cpu_up_to_rounding(
@@ -159,23 +175,26 @@ def test_scores_are_those_of_the_cpu_up_to_rounding(
     check_scores(f"{name} {settings}", outputs, folder, noise)
 
 
-def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_places(folder: Path) -> None:
+def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_places(
+    n_ranks: int, folder: Path
+) -> None:
     """Then products have as many rows. Pages and steps of 64 tokens make all chunks so."""
     system = random_ids(200, seed=1)
     prompts = [[*system, *random_ids(n, seed=n)] for n in (100, 301, 61)]
     prompts += [[*prompts[0][:290], *random_ids(91, seed=seed)] for seed in (5, 6, 7)]
     params = greedy(12, logprobs=20)
     settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 1, "page_size": 64}
+    settings["tensor_parallel_size"] = n_ranks
     check_hits(partial(on_gpu, folder, **settings), prompts, params, n_found_first=5 * 192, n_found_again=192)
 
 
-def test_answers_in_graphs_are_those_without(folder: Path) -> None:
+def test_answers_in_graphs_are_those_without(n_ranks: int, folder: Path) -> None:
     """Numbers of rows between those of graphs, prompts short enough for them, and longer than piecewise graphs."""
     prompts = [random_ids(3 + 53 * i, seed=i) for i in range(13)]
     params = greedy(16, logprobs=20)
-    with on_gpu(folder, enforce_eager=True, max_num_seqs=13) as llm:
+    with on_gpu(folder, enforce_eager=True, max_num_seqs=13, tensor_parallel_size=n_ranks) as llm:
         eager = llm.generate(prompts, params, use_tqdm=False)
-    with on_gpu(folder, max_num_seqs=64) as llm:
+    with on_gpu(folder, max_num_seqs=64, tensor_parallel_size=n_ranks) as llm:
         for n in (13, 5, 3, 1):
             found = llm.generate(prompts[:n], params, use_tqdm=False)
             shares = [first_difference(*pair) for pair in zip(eager[:n], found, strict=True)]
@@ -184,13 +203,14 @@ def test_answers_in_graphs_are_those_without(folder: Path) -> None:
             check_same_answers(eager[:n], answers, tolerance=near_tie(folder), min_share=0.4)
 
 
-def test_many_requests_that_share_prefixes_in_few_pages(folder: Path) -> None:
+def test_many_requests_that_share_prefixes_in_few_pages(n_ranks: int, folder: Path) -> None:
     """Pages are evicted to host memory and come back in all their parts; requests are preempted and forked."""
     prompts = [one[:900] for one in family(60, seed=3)]
     params = greedy(12, logprobs=20)
-    with on_gpu(folder, enable_prefix_caching=False) as llm:
+    with on_gpu(folder, enable_prefix_caching=False, tensor_parallel_size=n_ranks) as llm:
         alone = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
     settings: dict[str, Any] = {"max_total_tokens": 4096, "max_num_batched_tokens": 300}
+    settings["tensor_parallel_size"] = n_ranks
     with on_gpu(folder, host_memory_bytes=1 << 30, **settings) as llm:
         for turn in range(2):
             found = llm.generate(prompts, params, use_tqdm=False)

@@ -169,7 +169,6 @@ def _excludes_window_pages(config: EngineConfig, model: DecoderConfig) -> str | 
     cases = {
         "host_memory_bytes (--host-memory) copies pages of all layers": config.cache.host_memory_bytes is not None,
         "tenants have shares of pages": any(one.has_page_share for one in config.tenants),
-        "tensor_parallel_size is more than 1": config.model.tensor_parallel_size > 1,
         "K and V have several shapes, or layers read those of others": not model.has_equal_heads,
     }
     return next((what for what, is_so in cases.items() if is_so), None)

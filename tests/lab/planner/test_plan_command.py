@@ -387,11 +387,18 @@ def test_rows_of_a_model_with_windows_in_some_layers(tmp_path, planned, capsys):
     assert "slabs / (2,048 / 6 + 66) = 76 rows" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("flags", [("--host-memory", "64GiB"), ("--gpus", 2)])
-def test_no_rows_are_promised_where_a_server_keeps_all_pages_of_layers_with_windows(
-    tmp_path, planned, flags, capsys
-):
+def test_two_gpus_have_window_pages_of_half_the_size(tmp_path, planned):
     (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
+    flags = ("--gpu-memory", "80GB", "--prompt", 32_000, "--answer", 768, "--max-model-len", 32_768)
+    one, two = (planned(tmp_path, *flags, "--gpus", n)["pools"][0] for n in (1, 2))
+    assert two["kv_bytes_per_token"] * 2 == one["kv_bytes_per_token"]
+    assert two["windows"]["pages_per_slab"] == one["windows"]["pages_per_slab"] == 6
+    assert two["windows"]["n_rows"] > 2 * one["windows"]["n_rows"]
+
+
+def test_no_rows_are_promised_where_a_server_keeps_all_pages_of_layers_with_windows(tmp_path, planned, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
+    flags = ("--host-memory", "64GiB")
     plan = planned(tmp_path, "--gpu-memory", "80GB", "--prompt", 30_000, "--answer", 2_000, *flags)
     assert plan["pools"][0]["windows"] is None
     assert "slabs" not in capsys.readouterr().out

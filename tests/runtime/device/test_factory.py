@@ -409,6 +409,9 @@ def test_layers_with_windows_have_pages_of_their_own_on_both_devices(
     assert resolve_config(
         replace(plain, tenants=(TenantConfig("a"),)), mixed, H100
     ).device_settings.has_window_pages
+    on_ranks = replace(plain, model=ModelConfig(device=device, max_model_len=64, tensor_parallel_size=2))
+    two = replace(H100, gpu_names=("H100", "H100"))
+    assert resolve_config(on_ranks, mixed, two).device_settings.has_window_pages
     within = replace(plain, model=ModelConfig(device=device, max_model_len=16))
     assert not resolve_config(within, mixed, H100).device_settings.has_window_pages
     cases: list[tuple[dict[str, Any], str]] = [

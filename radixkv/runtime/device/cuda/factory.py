@@ -44,7 +44,7 @@ from radixkv.runtime.device.ops.cuda.delta_net import blocks as delta_net_blocks
 from radixkv.runtime.device.ops.cuda.divided_head import DividedHead
 from radixkv.runtime.device.ops.cuda.mamba2 import blocks as mamba2_blocks
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
-from radixkv.runtime.device.ops.cuda.summed import CudaSummed
+from radixkv.runtime.device.ops.cuda.summed import CudaSummed, CudaSummedExperts
 from radixkv.runtime.device.ops.summed import SummedOperations
 from radixkv.runtime.device.pack import Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
@@ -119,6 +119,7 @@ def open_cuda_executor(
                 operations = SummedOperations(
                     operations,
                     partial(CudaSummed, collectives),
+                    partial(CudaSummedExperts, collectives),
                     partial(DividedHead, collectives, operations.linear, config.vocab_size),
                 )
             decoder = Decoder(weights, operations, kv_scales)

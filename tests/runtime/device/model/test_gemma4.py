@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from radixkv import LLM, SamplingParams
 from radixkv.checkpoints import resolve
-from radixkv.errors import CheckpointError, ConfigError
+from radixkv.errors import CheckpointError
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.page_shape import LayerPlace, PageLayout
@@ -234,11 +234,6 @@ def test_the_memory_of_the_pool_and_the_origin_of_pages(folder: Path) -> None:
 def test_configurations_that_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         parse(**changes)
-
-
-def test_ranks_are_refused_by_name(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="layers of Gemma4ForCausalLM are not divided among ranks"):
-        LLM(folder, device="cpu", tensor_parallel_size=2)
 
 
 def test_each_field_changes_what_is_computed(tmp_path: Path) -> None:

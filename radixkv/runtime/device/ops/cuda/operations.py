@@ -151,10 +151,14 @@ class CudaOperations:
             scales=weights.scales,
         )
 
-    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> ExpertsBeside:
+    def routed_experts(self, weights: ExpertsWeights, config: ExpertConfig) -> base.RoutedExperts:
+        """See ``Operations.routed_experts``."""
+        return self.experts(weights, config)
+
+    def experts_beside(self, weights: ExpertsBesideWeights, experts: base.RoutedExperts) -> ExpertsBeside:
         """See ``Operations.experts_beside``."""
         return ExpertsBeside(
-            experts=self.experts(weights.experts, config),
+            experts=experts,
             router_norm=RMSNorm(weights.router_scale, self._config.norm_eps),
             norm=self.norm(weights.norm),
             after_mlp=self.norm(weights.after_mlp),
@@ -208,7 +212,7 @@ class SharedExpert:
 
 
 @dataclass(frozen=True)
-class Experts(base.Mlp):
+class Experts(base.Mlp, base.RoutedExperts):
     """A mixture of experts: a weighted sum of the MLPs that a router selects for each token, and of a shared one.
 
     Memory: for each token, ``n_active`` rows of the inner and of the hidden size, in chunks of 8,192 tokens: 0.4 GB
@@ -234,13 +238,7 @@ class Experts(base.Mlp):
         return self.mixed(as_tensor(x), as_tensor(x), out)
 
     def mixed(self, x: Tensor, routed: Tensor, out: Tensor | None = None) -> Tensor:
-        """Maps rows as the experts do that the router selects for others.
-
-        Args:
-            x: [rows, hidden], what the experts compute.
-            routed: [rows, hidden], what the router reads.
-            out: [rows, hidden]; None allocates it.
-        """
+        """See ``ops.base.RoutedExperts``."""
         out = torch.empty_like(x) if out is None else out
         for rows, read, sums in zip(
             *(torch.split(each, self.chunk_tokens) for each in (x, routed, out)), strict=True
@@ -304,7 +302,7 @@ class ExpertsBeside(base.ExpertsBeside):
     The router reads the residual stream divided by its root mean square, times a weight, over the root of the size.
     """
 
-    experts: Experts
+    experts: base.RoutedExperts
     router_norm: RMSNorm
     norm: base.Norm
     """Of the experts' input."""
