@@ -21,6 +21,15 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, ignore_eos=Tr
 KINDS = {
     "gemma3": {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
     "gpt-oss": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    # Four pages of a layer with one KV head of 32 take as much as one of four layers with two of 16.
+    "gemma4": {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 1,
+    },
+    # A page of a layer with two KV heads of 32 takes as much as one of two layers with two of 16.
+    "gemma4-shared": {},
 }
 
 
