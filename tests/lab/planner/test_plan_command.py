@@ -146,15 +146,23 @@ def test_states_of_recurrent_layers_take_memory_beside_the_pool(model, planned, 
 
 
 def test_layers_with_heads_of_several_shapes(model, planned, capsys):
-    plan = planned(model(**GEMMA_4_26B), "--gpu-memory", "192GB")
+    """A window page of 25 layers takes as much as ten pages of the five others."""
+    plan = planned(model(**GEMMA_4_26B), "--gpu-memory", "192GB", "--prompt", 32_000, "--answer", 768)
     each = 2 * (25 * 8 * 256 + 5 * 2 * 512) * 2
-    assert plan["pools"][0]["kv_bytes_per_token"] == each
+    pool = plan["pools"][0]
+    assert pool["kv_bytes_per_token"] == each
     text = " ".join(capsys.readouterr().out.split())
     assert (
         f"2 (K, V) x (25 layers x 8 KV heads x 256 + 5 layers x 2 KV heads x 512) x 2 bytes = {each:,} bytes"
         in text
     )
-    assert "window pages" not in text
+    windows = pool["windows"]
+    assert (windows["n_layers"], windows["window"], windows["pages_per_slab"]) == (25, 1024, 10)
+    n_slabs = (pool["n_pages"] + 1) * 11 // 10 - 1
+    n_rows = int(n_slabs / (2048 / 10 + 66))
+    assert (windows["n_slabs"], windows["n_rows"]) == (n_slabs, n_rows)
+    assert n_rows > 7 * pool["n_tokens"] // 32_768
+    assert f"{n_slabs:,} slabs / (2,048 / 10 + 66) = {n_rows} rows at once" in text
 
 
 def test_known_sizes_of_a_tokens_kv(model, planned):

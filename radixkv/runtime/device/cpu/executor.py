@@ -123,7 +123,7 @@ class CpuExecutor:
             self.n_states = count_states(config.delta_nets, weights.dtype, settings)
             states = RecurrentStates(config.delta_nets, max_rows, self.n_states, weights.dtype)
         windows = config.windows_within(max_model_len)
-        slabs = open_slabs(page.parts[0], windows, n_pages, settings)
+        slabs = open_slabs(page, windows, n_pages, settings)
         self.window_pool = self._window_tables = None
         if slabs is None:
             self.pool: KVPool | SlabPool = KVPool(page, n_pages, states)

@@ -147,7 +147,7 @@ def open_cuda_executor(
         sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
         sampler.warm_up(torch_dtype)
         times.end("sampler")
-        no_slabs = empty_slabs(page.parts[0], windows) if settings.has_window_pages else None
+        no_slabs = empty_slabs(page, windows) if settings.has_window_pages else None
         runner.open_pool(page, 0, no_slabs)
         step_bytes = runner.measure_largest() + runner.logits_bytes
         if delta_nets is not None:  # a row may begin and end within blocks
@@ -160,7 +160,7 @@ def open_cuda_executor(
         n_pages = plan_pages(page, measure_memory(device, step_bytes + graph_bytes), settings)
         if group is not None:
             n_pages = group.minimum(n_pages)
-        slabs = open_slabs(page.parts[0], windows, n_pages, settings)
+        slabs = open_slabs(page, windows, n_pages, settings)
         runner.open_pool(page, n_pages, slabs)
         if slabs is None and no_slabs is not None:
             runner.measure_largest()  # compiles for pages of all layers what was compiled for slabs

@@ -213,11 +213,6 @@ class DecoderConfig:
         return ARCHITECTURES[self.architecture].names
 
     @property
-    def has_equal_heads(self) -> bool:
-        """Whether all layers have the same heads, with K and V of their own."""
-        return len(set(self.heads)) == 1 and self.heads[0].source is None and self.heads[0].has_values
-
-    @property
     def head_shapes(self) -> tuple[tuple[int, int], ...]:
         """KV heads and head size of the layers with attention, each shape once, in the order of the layers."""
         heads = (self.heads[layer] for layer in self.attention_layers)
@@ -263,6 +258,14 @@ class DecoderConfig:
         exceeds."""
         windows = (self.windows[layer] for layer in self.attention_layers)
         return tuple(window if window and window < max_model_len else None for window in windows)
+
+    def has_one_shape_of_each_kind(self, max_model_len: int) -> bool:
+        """Returns whether the layers with windows have K and V of one shape, and the other layers with attention,
+        too, where the windows are those of ``windows_within``."""
+        kinds: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
+        for layer, window in zip(self.attention_layers, self.windows_within(max_model_len), strict=True):
+            kinds[window is None].add((self.heads[layer].n_kv_heads, self.heads[layer].head_dim))
+        return all(len(shapes) <= 1 for shapes in kinds.values())
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

@@ -77,15 +77,16 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    """Its pool holds about three of the prompts, and its steps a part of one."""
+    """Its pool holds a few of the prompts, and its steps a part of one."""
     with LLM(
         folder,
         device="cpu",
         dtype="float32",
-        max_model_len=256,
+        max_model_len=160,
         page_size=8,
-        max_total_tokens=248,
+        max_total_tokens=160,
         max_num_batched_tokens=48,
+        num_reserved_decode_tokens=0,
     ) as opened:
         yield opened
 
