@@ -28,6 +28,13 @@ BEAMS = BeamSearchParams(beam_width=3, max_tokens=20, ignore_eos=True)
 KINDS = {
     "gemma3": {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
     "gpt-oss": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "gemma4": {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 1,
+    },
+    "gemma4-shared": {},
 }
 
 
