@@ -178,7 +178,7 @@ def test_one_token_more_or_less_than_a_page_and_the_whole_prompt_again(folder: P
     [
         {"max_total_tokens": 528},
         {"max_num_batched_tokens": 79, "page_size": 8},
-        {"max_total_tokens": 528, "max_num_seqs": 5, "max_num_batched_tokens": 64, "num_reserved_decode_tokens": 0},
+        {"max_total_tokens": 336, "max_num_seqs": 5, "max_num_batched_tokens": 64, "num_reserved_decode_tokens": 0},
         {"enable_prefix_caching": False, "max_total_tokens": 528},
     ],
     ids=["few pages", "short chunks", "preemptions", "no prefix caching"],
