@@ -114,6 +114,7 @@ async def main() -> None:
         help="the shape of the dummy weights: llama-8b (default) or qwen3-30b-a3b",
     )
     parser.add_argument("--small", action="store_true", help="a small model and small workloads")
+    parser.add_argument("--workloads", nargs="+", metavar="NAME", help="run these of them (default: all)")
     parser.add_argument("--pool-gib", type=int, default=24, help="KV pool of each engine on a GPU")
     arguments = parser.parse_args()
 
@@ -124,6 +125,10 @@ async def main() -> None:
     if arguments.model not in MODELS:
         parser.error(f"--model {arguments.model} is none of {', '.join(MODELS)}")
     workloads = SMALL_WORKLOADS if arguments.small else WORKLOADS
+    if arguments.workloads is not None:
+        if unknown := set(arguments.workloads) - workloads.keys():
+            parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(workloads)}")
+        workloads = {name: workloads[name] for name in arguments.workloads}
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(SMALL if arguments.small else MODELS[arguments.model], Path(folder))
         both = zip((arguments.first, arguments.second), arguments.settings, strict=True)

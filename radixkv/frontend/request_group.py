@@ -31,8 +31,17 @@ class RequestSender(Protocol):
         """Called at the end of each request that a client sent."""
         ...
 
-    async def send_requests(self, requests: Sequence[InFlightRequest]) -> None:
-        """Sends all prompts or none; the requests then receive tokens. Raises ``RequestError``."""
+    async def send_requests(self, requests: Sequence[InFlightRequest], *, are_first: bool) -> None:
+        """Sends all prompts or none; the requests then receive tokens. Raises ``RequestError``.
+
+        Args:
+            requests: of one group.
+            are_first: whether none of the group was sent before. A server that shuts down refuses only these.
+        """
+        ...
+
+    def expect(self, n_more: int) -> None:
+        """Counts prompts of a group that has begun, which will be sent; negative for those that no longer will."""
         ...
 
     def cancel(self, request: InFlightRequest, choice: int | None = None) -> None:
@@ -82,11 +91,13 @@ class RequestGroup:
 
     async def __aenter__(self) -> Self:
         await self._send_next(self._max_in_flight)
+        self._client.expect(len(self._prompts) - len(self._requests))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._client.expect(len(self._requests) - len(self._prompts))
         self._client.metrics.ended("error" if isinstance(error, Exception) else "abort", self._n_open)
         for request in self._requests:
             self._client.abandon(request)
@@ -115,7 +126,7 @@ class RequestGroup:
             )
             for index, prompt in enumerate(self._prompts[begin : begin + n_prompts], begin)
         ]
-        await self._client.send_requests(requests)
+        await self._client.send_requests(requests, are_first=not begin)
         self._requests += requests
         self._waiting += requests
 
@@ -140,7 +151,9 @@ class RequestGroup:
                     yield delta
             n_free = self._max_in_flight - len(self._waiting)
             if n_free and len(self._requests) < len(self._prompts):
+                n_sent = len(self._requests)
                 await self._send_next(n_free)
+                self._client.expect(n_sent - len(self._requests))
 
     def take_quick(self) -> list[TokenDelta] | None:
         """Returns what ``deltas`` would yield next, while that waits.

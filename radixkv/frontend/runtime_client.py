@@ -119,6 +119,8 @@ class RuntimeClient:
         self._requests: dict[str, InFlightRequest] = {}
         self._queries: dict[str, asyncio.Future[Reply]] = {}
         self._idle = asyncio.Event()
+        self._n_expected = 0
+        """Prompts that groups which have begun will send."""
         self.load = 0.0
         """The sum of ``InFlightRequest.load`` of requests that have not received their terminal message."""
         self._idle.set()
@@ -212,7 +214,7 @@ class RuntimeClient:
         return self._misses.take_recent()
 
     async def idle(self) -> None:
-        """Waits until nothing is in flight."""
+        """Waits until nothing is in flight, and no group that has begun will send more."""
         await self._idle.wait()
 
     async def flush(self) -> Flushed:
@@ -269,7 +271,7 @@ class RuntimeClient:
                 reply.set_exception(error)
         self._requests.clear()
         self.load = 0.0
-        self._idle.set()
+        self._note_idle()
 
     def resume(self) -> None:
         """Accepts requests again, after ``fail``, for the runtime that has shaken hands since."""
@@ -279,20 +281,29 @@ class RuntimeClient:
         self.n_restarts += 1
         self.empty_since = time.monotonic()
 
-    async def send_requests(self, requests: Sequence[InFlightRequest]) -> None:
-        """See ``RequestSender.send_requests``; raises ``refusal`` if it is set."""
-        self.send(requests)
+    def refusal_of(self, *, are_first: bool) -> RequestError | None:
+        """Returns the error that refuses the first prompts of a group, or later ones; None if they are accepted."""
+        return self.refusal if are_first else self._failure
 
-    def send(self, requests: Sequence[InFlightRequest]) -> None:
-        """Sends all prompts or none; the requests then receive tokens. Raises ``refusal`` if it is set."""
-        if self.refusal is not None:
-            raise self.refusal.with_traceback(None)
+    async def send_requests(self, requests: Sequence[InFlightRequest], *, are_first: bool) -> None:
+        """See ``RequestSender.send_requests``; raises ``refusal_of``."""
+        self.send(requests, are_first=are_first)
+
+    def send(self, requests: Sequence[InFlightRequest], *, are_first: bool = True) -> None:
+        """Sends all prompts or none; the requests then receive tokens. Raises ``refusal_of``."""
+        if (refusal := self.refusal_of(are_first=are_first)) is not None:
+            raise refusal.with_traceback(None)
         frames = [(request, _frame(request.prompt)) for request in requests]
         for request, frame in frames:
             self._send_soon(frame)
             self._requests[request.id] = request
             self.load += request.load
             self._idle.clear()
+
+    def expect(self, n_more: int) -> None:
+        """See ``RequestSender.expect``."""
+        self._n_expected += n_more
+        self._note_idle()
 
     def cancel(self, request: InFlightRequest, choice: int | None = None) -> None:
         """Asks the runtime to end a request, or one choice of it. Does nothing if the request has ended."""
@@ -446,9 +457,11 @@ class RuntimeClient:
     def _remove(self, request_id: str) -> InFlightRequest | None:
         request = self._requests.pop(request_id, None)
         self.load -= 0.0 if request is None else request.load
-        if not self._requests:
-            self._idle.set()
+        self._note_idle()
         return request
+
+    def _note_idle(self) -> None:
+        (self._idle.clear if self._requests or self._n_expected else self._idle.set)()
 
 
 def _frame(message: ToRuntime) -> bytes:

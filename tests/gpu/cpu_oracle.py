@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from gpu_support import Scores, deviation, engine_scores, greedy, opened, sequence_of
 
+from radixkv import LLM, SamplingParams
 from radixkv.llm.outputs import RequestOutput
+from radixkv.wire.stats import Stats
 
 N_TOP = 8
 
@@ -78,6 +81,37 @@ def check_same_bits(found: Sequence[RequestOutput], expected: Sequence[RequestOu
             for token, score in theirs.items()
         )
         assert bits(one) == bits(other), f"prompt {index}: log-probabilities differ by {difference}"
+
+
+def check_hits(
+    opened: Callable[..., AbstractContextManager[LLM]],
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    *,
+    n_found_first: int,
+    n_found_again: int,
+) -> Stats:
+    """Checks that prompts have the bits of cold ones, when they are sent one after the other, and then again.
+
+    All together find at least ``n_found_first`` tokens at first, and each ``n_found_again`` then. ``opened`` opens
+    the model with more settings. Returns what the engine has counted.
+    """
+
+    def answers(llm: LLM) -> list[RequestOutput]:
+        return [llm.generate([list(prompt)], params, use_tqdm=False)[0] for prompt in prompts]
+
+    with opened(enable_prefix_caching=False) as llm:
+        cold = answers(llm)
+    with opened() as llm:
+        first, again = answers(llm), answers(llm)
+        stats = llm.get_metrics()
+    n_first, n_again = ([one.num_cached_tokens or 0 for one in found] for found in (first, again))
+    print("cached tokens", n_first, n_again)
+    assert sum(n_first) >= n_found_first
+    assert min(n_again) >= n_found_again
+    for found in (first, again):
+        check_same_bits(found, cold)
+    return stats
 
 
 def first_difference(one: RequestOutput, other: RequestOutput) -> int:

@@ -23,6 +23,7 @@ from radixkv.llm.outputs import Logprob, RequestOutput
 from support.checkpoints import save_checkpoint
 
 DEVICE = "cuda"
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 needs_flashinfer = pytest.mark.skipif(find_spec("flashinfer") is None, reason="its prompts are FlashInfer's")
 VOCAB = 2003
 SHAPE: Mapping[str, Any] = {

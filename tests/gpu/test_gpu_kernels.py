@@ -177,6 +177,12 @@ def test_heads_that_are_rotated_in_part(head_dim: int, rotary_dim: int, norms: b
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norms", [False, True])
+def test_heads_that_are_not_rotated(norms: bool, dtype: torch.dtype) -> None:
+    check_rotation(5, 6, 2, 64, norms, dtype, rotary_dim=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n_heads", "n_kv_heads", "head_dim"), [(16, 2, 512), (8, 1, 256)])
 @pytest.mark.parametrize("has_values", [False, True])
 def test_values_that_are_keys_and_values_with_a_norm(
@@ -251,11 +257,11 @@ def check_rotation(
     positions = torch.randint(100, (n_tokens,), device=DEVICE, dtype=torch.int32)
     slot_mapping = torch.randperm(n_slots, device=DEVICE)[:n_tokens].int()
     slot_mapping[1::3] = -1
-    angles = 100 * torch.rand(100, (rotary_dim or head_dim) // 2, device=DEVICE)
+    angles = 100 * torch.rand(100, (head_dim if rotary_dim is None else rotary_dim) // 2, device=DEVICE)
     k_cache, v_cache = (poisoned(n_slots // 4, 4, n_kv_heads, head_dim, dtype=dtype) for _ in range(2))
     q_out = poisoned(n_tokens, n_heads, head_dim, dtype=dtype)
     rotate_and_store = RotateAndStore(
-        torch.cat([angles.cos(), angles.sin()], -1),
+        None if rotary_dim == 0 else torch.cat([angles.cos(), angles.sin()], -1),
         *weights,
         EPS,
         adds_one,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +23,9 @@ from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack import RowArrays
 from radixkv.runtime.device.weights.open import open_weights
-from radixkv.runtime.device.weights.safetensors import TensorSource
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, random_ids
+from support.late_tensors import LateTensors
 from support.poison import poison
 from support.reference_attention import reference_attention
 
@@ -58,25 +56,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
         changes = changes | FULL_SIZES
     save_checkpoint(tmp_path / "model", **changes | SIZES)
     return resolve(str(tmp_path / "model"))
-
-
-class LateTensors:
-    """Loads tensors only when it is told to, as they come late on a GPU; until then they are NaN."""
-
-    def __init__(self, source: TensorSource) -> None:
-        self._source = source
-        self._loads: list[Callable[[], None]] = []
-
-    def fill(self, name: str, out: Tensor) -> None:
-        out.fill_(float("nan"))
-        self._loads.append(partial(self._source.fill, name, out))
-
-    def compute(self, names: Sequence[str], use: Callable[[Sequence[Tensor]], None]) -> None:
-        self._loads.append(partial(self._source.compute, names, use))
-
-    def load(self) -> None:
-        for load in self._loads:
-            load()
 
 
 class World:
@@ -129,6 +108,12 @@ def test_the_decoder_agrees_with_transformers(checkpoint: Checkpoint) -> None:
         world.check(world.decoder(world.inputs, world.pool, world.attention(), last), expected[-1:])
         padded = OutputTokens(integers([world.n_tokens - 1, 0, 0]), last.attention)
         world.check(world.decoder(world.inputs, world.pool, world.attention(), padded)[:1], expected[-1:])
+
+
+@pytest.mark.parametrize("checkpoint", ["opt", "nemotron-h"], indirect=True)
+def test_models_without_a_rotary_embedding_need_no_memory_for_angles(checkpoint: Checkpoint) -> None:
+    with open_weights(checkpoint, load_format="auto", dtype=torch.float32, device=torch.device(DEVICE)) as weights:
+        CudaOperations(weights.config, 1 << 44, torch.device(DEVICE))
 
 
 def test_pieces_give_the_bits_of_a_whole_step(checkpoint: Checkpoint) -> None:

@@ -419,8 +419,9 @@ def test_storing_k_and_v_of_8_bits_compiles(target: int) -> None:
         "LARGEST": FP8_MAX,
     }
     aligned = {*kinds} - {"eps", "k_scale", "v_scale"}
-    for sizes in ({}, {"HEAD_DIM": 512, "VALUES": False, "NORMS_VALUES": True}, {"N_KV_HEADS": 0, "KV_HEADS": 1}):
-        whole = {"VALUES": True, "NORMS_VALUES": False} | constants | sizes
+    own_values = {"HEAD_DIM": 512, "VALUES": False, "NORMS_VALUES": True}
+    for sizes in ({}, own_values, {"N_KV_HEADS": 0, "KV_HEADS": 1}, {"ROTATES": False}):
+        whole = {"VALUES": True, "NORMS_VALUES": False, "ROTATES": True} | constants | sizes
         taken = shared_bytes(rotary._rotate_and_store, target, kinds, whole, aligned=aligned, num_warps=16)
         assert taken <= SHARED_BYTES[target]
     kernel, constants = partial_rotary.rotate_part_and_store, constants | {"ROTARY_DIM": 32, "ADDS_ONE": True}
@@ -441,6 +442,7 @@ def test_norms_with_weights_in_float32_fit(target: int) -> None:
     constants = {
         "VALUES": False,
         "NORMS_VALUES": True,
+        "ROTATES": True,
         "N_HEADS": 32,
         "N_KV_HEADS": 4,
         "HEADS": 32,

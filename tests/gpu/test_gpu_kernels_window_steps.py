@@ -20,7 +20,7 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
-from radixkv.runtime.device.attention.cuda.paged import PagedAttention
+from radixkv.runtime.device.attention.cuda.shaped import open_attention
 from radixkv.runtime.device.collectives import OneRank
 from radixkv.runtime.device.cuda.model_runner import ModelRunner
 from radixkv.runtime.device.device_settings import DeviceSettings
@@ -47,12 +47,19 @@ pytestmark = [
 ]
 
 PAGE_SIZE, WINDOW, MAX_ROWS, MAX_TOKENS, MAX_MODEL_LEN = 16, 40, 6, 128, 192
+SLIDING, FULL = "sliding_attention", "full_attention"
 SHAPES: dict[str, dict[str, Any]] = {
-    "gemma3": {
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
-    },
+    "gemma3": {"num_hidden_layers": 4, "layer_types": [SLIDING, FULL, SLIDING, SLIDING]},
     "gpt-oss": {"num_hidden_layers": 3},
+    # A slab is two pages of two layers with a KV head of 32, or a page of three layers with two of 16, which leaves
+    # a quarter unused. The last two layers read K and V of others, one of each shape.
+    "gemma4-shared": {
+        "num_hidden_layers": 7,
+        "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL, SLIDING, FULL],
+        "num_kv_shared_layers": 2,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    },
 }
 
 
@@ -84,11 +91,20 @@ class World:
             with open_weights(checkpoint, load_format="auto", dtype=torch.float32, device=device) as weights:
                 config = weights.config
                 decoder = Decoder(weights, CudaOperations(config, MAX_MODEL_LEN, device))
-            sizes = config.n_heads, config.n_kv_heads, config.head_dim
-            shape = AttentionShape(*sizes, PAGE_SIZE, torch.float32, config.attention_scale, torch.float32)
             windows, layout = config.windows_within(MAX_MODEL_LEN), StagingLayout()
-            attention = PagedAttention(
-                shape,
+            attention = open_attention(
+                [
+                    AttentionShape(
+                        config.n_heads,
+                        config.heads[layer].n_kv_heads,
+                        config.heads[layer].head_dim,
+                        PAGE_SIZE,
+                        torch.float32,
+                        config.attention_scale,
+                        torch.float32,
+                    )
+                    for layer in config.attention_layers
+                ],
                 windows,
                 max_rows=MAX_ROWS,
                 layout=layout,
@@ -100,7 +116,7 @@ class World:
             self.runner = ModelRunner(decoder, attention, layout, settings, stream, OneRank())
             page = PageLayout.of(config, PAGE_SIZE, torch.float32)
             n_more = max_window_pages(WINDOW, MAX_TOKENS, PAGE_SIZE)
-            self.shape = SlabShape(page.parts[0], windows, n_slabs, n_more)
+            self.shape = SlabShape(page, windows, n_slabs, n_more)
             self.runner.open_pool(page, 0, self.shape)
             self.runner.capture(self.runner.decode_sizes[1::2])
             self.runner.capture_piecewise(self.runner.piecewise_sizes[1:2])
@@ -118,19 +134,18 @@ class World:
         self.poison()
 
     def poison(self) -> None:
-        """Fills all units with NaN that no page in use has, but for the slab that stays zero."""
-        n_full, units = self.shape.n_full, self.shape.units_per_slab
-        used = set(range(self.shape.n_units - units, self.shape.n_units))
-        for page in set(range(self.shape.n_pages)) - set(self.cache._free) - {*self.windows.replaced_pages()}:
-            used |= set(range(page * n_full, (page + 1) * n_full))
-        n_windows = self.shape.page.n_layers - n_full
-        for page in self.windows._in_tables | self.windows._in_tails:
-            used |= set(range(page * units, page * units + n_windows))
-        unused = sorted(set(range(self.shape.n_units)) - used)
+        """Fills all memory with NaN that no page in use has, but for the slab that stays zero."""
+        pages = set(range(self.shape.n_pages)) - set(self.cache._free) - {*self.windows.replaced_pages()}
+        window_pages = list(self.windows._in_tables | self.windows._in_tails)
+        is_used = torch.zeros(self.shape.n_values, dtype=torch.bool)
+        is_used.view(-1, self.shape.page_values)[list(pages)] = True
+        is_used.view(-1, self.shape.slab_values)[window_pages, : self.shape.window_page_values] = True
+        is_used[-self.shape.slab_values :] = True
         pool = self.runner.pool
         assert isinstance(pool, CudaSlabPool)
         with torch.inference_mode():
-            pool.k[unused] = pool.v[unused] = math.nan
+            for memory in (pool.k, pool.v):
+                memory[~is_used] = math.nan
 
     def run(self, *rows: tuple[Sequence, int], n_decode: int = 0, n_drafts: int = 0) -> None:
         """Runs a step that computes sequences up to a position, and checks the logits of each row's last token, and
@@ -223,7 +238,9 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "has_graphs"), [("gemma3", True), ("gpt-oss", False)], ids=["gemma3 with graphs", "gpt-oss eager"]
+    ("name", "has_graphs"),
+    [("gemma3", True), ("gpt-oss", False), ("gemma4-shared", True)],
+    ids=["gemma3 with graphs", "gpt-oss eager", "gemma4 with graphs"],
 )
 def test_prompts_answers_hits_forks_and_drafts(name: str, has_graphs: bool, tmp_path: Path) -> None:
     heads = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}

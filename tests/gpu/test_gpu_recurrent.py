@@ -5,13 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cpu_oracle import bits, check_same_bits, check_scores, first_difference
-from gpu_support import SHAPE, check_same_answers, engine_scores, family, greedy, opened, random_ids, save
+from cpu_oracle import bits, check_hits, check_scores, first_difference
+from gpu_support import (
+    SHAPE,
+    check_same_answers,
+    engine_scores,
+    family,
+    greedy,
+    opened,
+    random_ids,
+    save,
+    two_gpus,
+)
 
 from radixkv import LLM, BeamSearchParams
 from radixkv.llm.outputs import RequestOutput
@@ -61,8 +72,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
     },
 }
-ON_RANKS = ("qwen3.5", "qwen3.5-moe", "qwen3-next")
-"""Models that ranks divide."""
 STATE_BYTES = {
     "qwen3.5": 3 * (4 * 128 * 128 * 4 + 3 * 1024 * 2),
     "nemotron-h": 3 * (8 * 128 * 80 * 4 + 3 * (8 * 80 + 2 * 2 * 128) * 2),
@@ -74,9 +83,6 @@ NEAR_TIE = 0.3
 """Difference of two log-probabilities that noise may turn round."""
 END = 2
 """A token that ends a message."""
-
-
-two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 @contextmanager
@@ -137,7 +143,12 @@ def test_scores_are_those_of_the_cpu_up_to_rounding(
 @two_gpus
 @pytest.mark.parametrize(
     ("model", "settings", "noise"),
-    [*((model, {}, NOISE) for model in ON_RANKS), ("qwen3.5", {"quantization": "fp8"}, 40.0)],
+    [
+        *((model, {}, NOISE) for model in MODELS),
+        ("nemotron-h", {"enforce_eager": True}, NOISE),
+        ("qwen3.5", {"quantization": "fp8"}, 40.0),
+        ("nemotron-h", {"quantization": "fp8"}, 60.0),
+    ],
 )
 def test_scores_of_two_gpus_are_those_of_the_cpu_up_to_rounding(
     model: str, settings: dict[str, Any], noise: float, tmp_path: Path
@@ -161,25 +172,16 @@ def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_place
     prompts += [[*prompts[0][:290], *random_ids(90, seed=seed)] for seed in (5, 6, 7)]
     params = greedy(12, logprobs=20)
     settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "page_size": 16}
-    with on_gpu(folder, enable_prefix_caching=False, **settings) as llm:
-        cold = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
-    with on_gpu(folder, **settings) as llm:
-        first = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
-        again = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
-    print("cached tokens", [one.num_cached_tokens for one in first], [one.num_cached_tokens for one in again])
-    assert sum(one.num_cached_tokens or 0 for one in first) >= 4 * 192
-    assert all((one.num_cached_tokens or 0) >= 192 for one in again)
-    for found in (first, again):
-        check_same_bits(found, cold)
+    check_hits(partial(on_gpu, folder, **settings), prompts, params, n_found_first=4 * 192, n_found_again=192)
 
 
-def test_answers_in_graphs_are_those_without(folder: Path) -> None:
+def test_answers_in_graphs_are_those_without(n_ranks: int, folder: Path) -> None:
     """Numbers of rows between those of graphs: padding must not change a state."""
     prompts = [random_ids(20 + 13 * i, seed=i) for i in range(13)]
     params = greedy(16, logprobs=20)
-    with on_gpu(folder, enforce_eager=True, max_num_seqs=13) as llm:
+    with on_gpu(folder, enforce_eager=True, max_num_seqs=13, tensor_parallel_size=n_ranks) as llm:
         eager = llm.generate(prompts, params, use_tqdm=False)
-    with on_gpu(folder, max_num_seqs=64) as llm:
+    with on_gpu(folder, max_num_seqs=64, tensor_parallel_size=n_ranks) as llm:
         found = [llm.generate(prompts[:n], params, use_tqdm=False) for n in (13, 5, 3, 1)]
     for answers in found:
         shares = [first_difference(*pair) for pair in zip(eager, answers, strict=False)]
@@ -265,10 +267,8 @@ def test_states_come_back_from_host_memory_and_after_a_restart_from_disk(
 
 
 @pytest.fixture(params=[1, pytest.param(2, marks=two_gpus)])
-def n_ranks(request: pytest.FixtureRequest, name: str) -> int:
+def n_ranks(request: pytest.FixtureRequest) -> int:
     found: int = request.param
-    if found > 1 and name not in ON_RANKS:
-        pytest.skip("ranks do not divide it")
     return found
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cpu_oracle import check_same_bits, check_scores, first_difference
-from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, random_ids, save
+from cpu_oracle import check_hits, check_scores, first_difference
+from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, random_ids, save, two_gpus
 
 from radixkv import LLM, SamplingParams
 
@@ -50,6 +51,12 @@ BACKENDS = ["triton", "flashinfer"]
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     return save(folder, **MODELS[request.param], sliding_window=WINDOW, eos_token_id=END)
+
+
+@pytest.fixture(params=[1, pytest.param(2, marks=two_gpus)])
+def n_ranks(request: pytest.FixtureRequest) -> int:
+    found: int = request.param
+    return found
 
 
 @contextmanager
@@ -130,6 +137,12 @@ def spread(cache: torch.Tensor, distance: int) -> torch.Tensor:
         ({"page_size": 64, "enforce_eager": True}, NOISE),
         ({"kv_cache_dtype": "fp8"}, 20.0),
         ({"kv_cache_dtype": "fp8", "attention_backend": "flashinfer"}, 20.0),
+        *(
+            pytest.param({"tensor_parallel_size": 2, "attention_backend": backend}, NOISE, marks=two_gpus)
+            for backend in BACKENDS
+        ),
+        pytest.param({"tensor_parallel_size": 2, "enforce_eager": True}, NOISE, marks=two_gpus),
+        pytest.param({"tensor_parallel_size": 2, "kv_cache_dtype": "fp8"}, 20.0, marks=two_gpus),
     ],
     ids=str,
 )
@@ -143,7 +156,7 @@ def test_scores_are_those_of_the_cpu_up_to_rounding(folder: Path, settings: dict
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_places(
-    folder: Path, backend: str
+    n_ranks: int, folder: Path, backend: str
 ) -> None:
     """Then products have as many rows, and rows of prompts begin at the same window pages. Pages and steps of 64
     tokens make all chunks so."""
@@ -156,29 +169,22 @@ def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_place
         "max_num_seqs": 1,
         "page_size": 64,
         "attention_backend": backend,
+        "tensor_parallel_size": n_ranks,
     }
-    with on_gpu(folder, enable_prefix_caching=False, **settings) as llm:
-        cold = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
-    with on_gpu(folder, **settings) as llm:
-        first = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
-        again = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
-        windows = llm.get_metrics().windows
-    print("cached tokens", [one.num_cached_tokens for one in first], [one.num_cached_tokens for one in again])
-    assert sum(one.num_cached_tokens or 0 for one in first) >= 4 * 192
-    assert all((one.num_cached_tokens or 0) >= 192 for one in again)
+    windows = check_hits(
+        partial(on_gpu, folder, **settings), prompts, params, n_found_first=4 * 192, n_found_again=192
+    ).windows
     assert windows is not None
     assert windows.hits_total >= 10
-    for found in (first, again):
-        check_same_bits(found, cold)
 
 
-def test_answers_in_graphs_are_those_without(folder: Path) -> None:
+def test_answers_in_graphs_are_those_without(n_ranks: int, folder: Path) -> None:
     """Numbers of rows between those of graphs, and answers that pass the window."""
     prompts = [random_ids(20 + 23 * i, seed=i) for i in range(13)]
     params = greedy(150, logprobs=20)
-    with on_gpu(folder, enforce_eager=True, max_num_seqs=13) as llm:
+    with on_gpu(folder, enforce_eager=True, max_num_seqs=13, tensor_parallel_size=n_ranks) as llm:
         eager = llm.generate(prompts, params, use_tqdm=False)
-    with on_gpu(folder, max_num_seqs=64) as llm:
+    with on_gpu(folder, max_num_seqs=64, tensor_parallel_size=n_ranks) as llm:
         for n in (13, 5, 3, 1):
             found = llm.generate(prompts[:n], params, use_tqdm=False)
             print(f"{n} rows: equal for {[first_difference(*pair) for pair in zip(eager, found, strict=False)]}")
@@ -269,11 +275,11 @@ def test_drafts_change_no_answer(folder: Path) -> None:
     assert drafts.accepted_tokens_total > 0
 
 
-def test_many_requests_with_few_slabs(folder: Path) -> None:
+def test_many_requests_with_few_slabs(n_ranks: int, folder: Path) -> None:
     """Tails and pages are evicted, slabs change their use, and requests are preempted: answers stay right."""
     prompts = [one[:900] for one in family(80, seed=3)]
     params = greedy(24, logprobs=20)
-    with on_gpu(folder, enable_prefix_caching=False) as llm:
+    with on_gpu(folder, enable_prefix_caching=False, tensor_parallel_size=n_ranks) as llm:
         alone = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
     with on_gpu(
         folder,
@@ -282,6 +288,7 @@ def test_many_requests_with_few_slabs(folder: Path) -> None:
         max_total_tokens=3072,
         max_num_batched_tokens=300,
         num_reserved_decode_tokens=0,
+        tensor_parallel_size=n_ranks,
     ) as llm:
         for turn in range(2):
             found = llm.generate(prompts, params, use_tqdm=False)

@@ -1,5 +1,7 @@
-"""Models with gated delta nets on several ranks: states come back from all tiers with the bits of cold prompts, and
-beams go on from each other's."""
+"""Models with gated delta nets or Mamba2 on several ranks.
+
+States come back from all tiers with the bits of cold prompts, and beams go on from each other's.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, ignore_eos=Tr
 SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 512, "load_policy": "always"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen3.5", pytest.param("nemotron-h", marks=pytest.mark.nightly)])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With one KV head, which both ranks have, and of each a part of the states."""
-    folder = tmp_path_factory.mktemp("hybrid")
-    save_checkpoint(folder, **{**HYBRIDS["qwen3.5"], "eos_token_id": END, "num_key_value_heads": 1})
+    folder = tmp_path_factory.mktemp(request.param)
+    save_checkpoint(folder, **{**HYBRIDS[request.param], "eos_token_id": END, "num_key_value_heads": 1})
     return folder
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from radixkv import LLM, BeamSearchParams, RequestOutput, SamplingParams
+from radixkv.runtime.cache.window_pages import WindowPages
+from radixkv.runtime.device.cpu.executor import CpuExecutor
+from radixkv.runtime.device.memory.cpu.slab_pool import SlabPool
+from radixkv.runtime.step.plan import StepPlan
 from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
 from support.device_support import OTHERS, random_ids
@@ -21,6 +27,15 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, ignore_eos=Tr
 KINDS = {
     "gemma3": {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
     "gpt-oss": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    # Four pages of a layer with one KV head of 32 take as much as one of four layers with two of 16.
+    "gemma4": {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 1,
+    },
+    # A page of a layer with two KV heads of 32 takes as much as one of two layers with two of 16.
+    "gemma4-shared": {},
 }
 
 
@@ -96,6 +111,41 @@ def test_chats_behind_one_system_prompt_find_window_pages_with_the_bits_of_cold_
     assert 0 < windows.n_window_pages == windows.n_window_pages_evictable <= 4 * windows.n_tails
 
 
+@pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(2,)), indirect=True)
+def test_memory_that_nobody_holds_is_never_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is NaN before each step: free pages, free slabs, and what a window page leaves of its slab."""
+    stem = text(200, 1)
+    prompts = [[*stem, *text(70, seed)] for seed in (2, 3, 4)] + [text(130, 5), stem[:120]]
+    params = SamplingParams(temperature=0.0, max_tokens=10, logprobs=1, ignore_eos=True)
+    cold = cold_bits(folder, prompts, params)
+    launch, n_unused = CpuExecutor.launch, []
+    with opened(folder, max_total_tokens=1024, max_num_batched_tokens=96) as llm:
+        cache, windows = llm._open_loop.scheduler.cache, llm._open_loop.scheduler.cache.window_pages
+        assert isinstance(windows, WindowPages)
+
+        def launched(executor: CpuExecutor, plan: StepPlan) -> Any:
+            pool = executor.pool
+            assert isinstance(pool, SlabPool)
+            free = {*cache._free, *windows.replaced_pages()}
+            held = [page for page in range(executor.n_pages) if page not in free]
+            is_used = torch.zeros(pool.k.shape, dtype=torch.bool)
+            of_pages, of_windows = pool._pages[0], pool._window_pages[0]
+            is_used.view(of_pages.shape)[held] = True
+            by_slab = is_used.view(len(of_windows), -1)
+            by_slab[list(windows._in_tables | windows._in_tails), : of_windows.shape[1]] = True
+            by_slab[-1] = True
+            pool.k[~is_used] = pool.v[~is_used] = math.nan
+            n_unused.append(int((~is_used).sum()))
+            return launch(executor, plan)
+
+        monkeypatch.setattr(CpuExecutor, "launch", launched)
+        warm = answers(llm, prompts, params)
+        again = answers(llm, prompts, params)
+    assert [bits(one) for one in warm] == [bits(one) for one in again] == cold
+    assert sum(one.num_cached_tokens or 0 for one in again) > 400
+    assert len(set(n_unused)) > 10
+
+
 @of_each_kind
 def test_a_turn_that_repeats_the_answer_goes_on_behind_it(folder: Path) -> None:
     first = [*text(90, 1), END, *text(3, 3)]
@@ -128,7 +178,7 @@ def test_one_token_more_or_less_than_a_page_and_the_whole_prompt_again(folder: P
     [
         {"max_total_tokens": 528},
         {"max_num_batched_tokens": 79, "page_size": 8},
-        {"max_total_tokens": 528, "max_num_seqs": 5, "max_num_batched_tokens": 64, "num_reserved_decode_tokens": 0},
+        {"max_total_tokens": 336, "max_num_seqs": 5, "max_num_batched_tokens": 64, "num_reserved_decode_tokens": 0},
         {"enable_prefix_caching": False, "max_total_tokens": 528},
     ],
     ids=["few pages", "short chunks", "preemptions", "no prefix caching"],

@@ -51,13 +51,16 @@ class FakeCopier:
     slots: dict[int, list[Any]] = field(default_factory=dict)
     """By slot, what each token of a page has; and by part of a slot for a state, the state once for each token."""
     n_closed: int = 0
+    is_growing: bool = False
+    n_ready: int | None = None
+    """Leading slots that are usable by now; None for all."""
     _finished: list[FinishedCopy] = field(default_factory=list)
     _n_taken: int = 0
     _n_tickets: int = 0
 
     def take_new_slots(self) -> range:
-        first, self._n_taken = self._n_taken, self.n_slots
-        return range(first, self.n_slots)
+        first, self._n_taken = self._n_taken, self.n_slots if self.n_ready is None else self.n_ready
+        return range(first, self._n_taken)
 
     def buffer(self, slot: int) -> memoryview:
         """Returns what ``slot_of`` takes: the fake slots hold no bytes."""

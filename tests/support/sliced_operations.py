@@ -10,6 +10,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.experts import ExpertConfig
+from radixkv.runtime.device.ops.cpu.layers import Experts
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.weights.layer_weights import (
     ExpertsWeights,
@@ -39,17 +40,22 @@ class SlicedOperations(CpuOperations):
         return _Sum(parts, _same(self._n_slices))
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> _Sum:
+        return _Sum(self._experts_slices(weights, config), _same(self._n_slices))
+
+    def routed_experts(self, weights: ExpertsWeights, config: ExpertConfig) -> _ExpertsSum:
+        return _ExpertsSum(self._experts_slices(weights, config))
+
+    def _experts_slices(self, weights: ExpertsWeights, config: ExpertConfig) -> list[Experts]:
         halves = self._mlp_slices(MlpWeights(weights.gate_up, weights.down))
         shared: Sequence[SharedExpertWeights | None] = [None] * self._n_slices
         if weights.shared is not None:
             shared = [replace(weights.shared, mlp=one) for one in self._mlp_slices(weights.shared.mlp)]
-        parts = [
+        return [
             super(SlicedOperations, self).experts(
                 replace(weights, gate_up=one.gate_up, down=one.down, shared=other), config
             )
             for one, other in zip(halves, shared, strict=True)
         ]
-        return _Sum(parts, _same(self._n_slices))
 
     def _mlp_slices(self, weights: MlpWeights) -> list[MlpWeights]:
         n_halves = weights.gate_up.weight.shape[-2] // weights.down.weight.shape[-1]
@@ -67,14 +73,27 @@ class _Sum:
         self._divide = divide
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        outputs = [part(one).float() for part, one in zip(self._parts, self._divide(x), strict=True)]
-        total = outputs[0]
-        for other in outputs[1:]:
-            total = total + other
-        return total.to(x.dtype) if out is None else out.copy_(total)
+        total = _sum([part(one) for part, one in zip(self._parts, self._divide(x), strict=True)])
+        return total if out is None else out.copy_(total)
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
         return norm(residual.add_(self(x)))
+
+
+class _ExpertsSum:
+    def __init__(self, parts: Sequence[Experts]) -> None:
+        self._parts = parts
+
+    def mixed(self, x: Tensor, routed: Tensor, out: Tensor | None = None) -> Tensor:
+        total = _sum([part.mixed(x, routed) for part in self._parts])
+        return total if out is None else out.copy_(total)
+
+
+def _sum(outputs: Sequence[Tensor]) -> Tensor:
+    total = outputs[0].float()
+    for other in outputs[1:]:
+        total = total + other.float()
+    return total.to(outputs[0].dtype)
 
 
 def _parts_of_columns(n: int) -> Callable[[Tensor], Sequence[Tensor]]:

@@ -124,19 +124,23 @@ class ReplicasClient:
         """See ``EngineClient.take_recent_misses``."""
         return self._misses.take_recent()
 
-    async def send_requests(self, requests: Sequence[InFlightRequest]) -> None:
-        """Sends all prompts or none. Waits for replicas that say what they have. Raises ``RequestError``."""
+    async def send_requests(self, requests: Sequence[InFlightRequest], *, are_first: bool) -> None:
+        """See ``RequestSender.send_requests``. Waits for replicas that say what they have."""
         prompts = [request.prompt for request in requests]
-        found = await self._placement.probe(self._accepting(), prompts)
-        replicas = self._accepting()  # one may have died meanwhile
+        found = await self._placement.probe(self._accepting(are_first=are_first), prompts)
+        replicas = self._accepting(are_first=are_first)  # one may have died meanwhile
         try:
             for index, request in enumerate(requests):
                 of_prompt = {number: lengths[index] for number, lengths in found.items() if index < len(lengths)}
-                self._send(request, replicas, of_prompt)
+                self._send(request, replicas, of_prompt, are_first=are_first)
         except BaseException:
             for request in requests:
                 self.abandon(request)
             raise
+
+    def expect(self, n_more: int) -> None:
+        """See ``RequestSender.expect``."""
+        self.runtimes[0].expect(n_more)  # the one for whose idleness is waited first
 
     def cancel(self, request: InFlightRequest, choice: int | None = None) -> None:
         """Asks the runtime to end a request, or one choice of it. Does nothing if the request has ended."""
@@ -149,7 +153,7 @@ class ReplicasClient:
             self.runtimes[sent.number].abandon(request)
 
     async def idle(self) -> None:
-        """Waits until nothing is in flight."""
+        """Waits until nothing is in flight, and no group that has begun will send more."""
         for replica in self.runtimes:
             await replica.idle()
 
@@ -239,10 +243,12 @@ class ReplicasClient:
         replicas: Mapping[int, RuntimeClient],
         found: Mapping[int, int],
         full: frozenset[int] = frozenset(),
+        *,
+        are_first: bool = True,
     ) -> None:
         """Sends a request to one of some replicas, by what those have of it that have said so."""
         number, request.load = self._placement.choose(request.prompt, replicas, found, was_refused=bool(full))
-        replicas[number].send([request])
+        replicas[number].send([request], are_first=are_first)
         self._sent[request.id] = _Sent(number, found, full)
 
     def _send_elsewhere(self, request: InFlightRequest) -> bool:
@@ -256,14 +262,15 @@ class ReplicasClient:
             self._send(request, others, sent.found, full)
         return bool(others)
 
-    def _accepting(self) -> dict[int, RuntimeClient]:
-        """Returns the replicas that take requests, by number, at least one. Raises ``refusal`` if there is none.
+    def _accepting(self, *, are_first: bool = True) -> dict[int, RuntimeClient]:
+        """Returns the replicas that take requests, by number, at least one. Raises their refusal if there is none.
 
         Those that have been silent for long are left out, unless all have.
         """
-        if (refusal := self.refusal) is not None:
-            raise refusal.with_traceback(None)
-        accepting = {index: replica for index, replica in enumerate(self.runtimes) if replica.refusal is None}
+        refusals = [replica.refusal_of(are_first=are_first) for replica in self.runtimes]
+        accepting = {index: one for index, one in enumerate(self.runtimes) if refusals[index] is None}
+        if not accepting:
+            raise _soonest([one for one in refusals if one is not None]).with_traceback(None)
         now_s = time.monotonic()
         heard = {index: one for index, one in accepting.items() if now_s - one.heard_at < SILENT_S}
         return heard or accepting

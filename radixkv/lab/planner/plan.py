@@ -225,10 +225,8 @@ def plan_pool(
         n_tokens=n_pages * page_size,
         n_host_slots=None if host_bytes is None else _count_host_slots(host_bytes, size, page, n_pages, states),
         schemes=_schemes(n_pages, page_size, request, max_model_len, n_rows),
-        # As the server, which keeps all pages of layers with windows beside a host tier and on several ranks.
-        windows=None
-        if host_bytes is not None or size.n_ranks > 1
-        else _windows(page, size.config, n_pages, request, max_model_len),
+        # As the server, which keeps all pages of layers with windows beside a host tier.
+        windows=None if host_bytes is not None else _windows(page, size.config, n_pages, request, max_model_len),
     )
 
 
@@ -236,11 +234,10 @@ def _windows(
     page: PageLayout, config: DecoderConfig, n_pages: int, request: RequestShape, max_model_len: int
 ) -> WindowPlan | None:
     windows = config.windows_within(max_model_len)
-    if not are_mixed(windows) or not config.has_equal_heads:
+    if not are_mixed(windows) or not config.has_one_shape_of_each_kind(max_model_len):
         return None
-    (part,) = page.parts
     n_tokens = MAX_NUM_BATCHED_TOKENS["cuda"]
-    shape = slab_shape(part, windows, n_pages, max_row_tokens=n_tokens, max_model_len=max_model_len)
+    shape = slab_shape(page, windows, n_pages, max_row_tokens=n_tokens, max_model_len=max_model_len)
     if shape is None:
         return None
     n_row = -(-request.stored // page.page_size)
@@ -251,7 +248,7 @@ def _windows(
     n_rows = min(n_rows, shape.n_pages // n_row)
     return WindowPlan(
         window=shape.window,
-        n_layers=len(windows) - shape.n_full,
+        n_layers=shape.n_window_layers,
         pages_per_slab=shape.pages_per_slab,
         n_slabs=n_slabs,
         n_pages_a_row=n_row,

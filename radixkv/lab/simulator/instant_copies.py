@@ -22,6 +22,7 @@ class InstantCopier:
     n_slots = 0
     n_state_slots = 0
     page_bytes = 1
+    is_growing = False
 
     def __init__(self, page_seconds: float) -> None:
         self._page_seconds = page_seconds

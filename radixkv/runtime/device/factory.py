@@ -122,7 +122,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
     if are_mixed(model.windows_within(settings.max_model_len)):
-        excluding = _excludes_window_pages(config, model)
+        excluding = _excludes_window_pages(config, model, settings.max_model_len)
         if excluding is None:
             settings = msgspec.structs.replace(settings, has_window_pages=True)
             resolved = replace(resolved, device_settings=settings)
@@ -164,13 +164,14 @@ def _state_room(config: EngineConfig, checkpoint: Checkpoint, gpu: Gpu) -> State
     return StateRoom(size.state_bytes, max(0, min(usable_bytes, gpu.free_bytes) - size.weight_bytes))
 
 
-def _excludes_window_pages(config: EngineConfig, model: DecoderConfig) -> str | None:
+def _excludes_window_pages(config: EngineConfig, model: DecoderConfig, max_model_len: int) -> str | None:
     """Returns what an engine has that works with pages of all layers only, in this release; None if nothing."""
     cases = {
         "host_memory_bytes (--host-memory) copies pages of all layers": config.cache.host_memory_bytes is not None,
         "tenants have shares of pages": any(one.has_page_share for one in config.tenants),
-        "tensor_parallel_size is more than 1": config.model.tensor_parallel_size > 1,
-        "K and V have several shapes, or layers read those of others": not model.has_equal_heads,
+        "K and V have several shapes in layers with windows, or in the others": (
+            not model.has_one_shape_of_each_kind(max_model_len)
+        ),
     }
     return next((what for what, is_so in cases.items() if is_so), None)
 

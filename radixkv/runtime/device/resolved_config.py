@@ -35,8 +35,8 @@ class StateRoom:
 
     @property
     def n_rows(self) -> int:
-        """Rows by default: as many as an eighth of the memory has states for, but from 16 to 256."""
-        return min(max(self.free_bytes // 8 // self.state_bytes, 16), 256)
+        """Rows by default: as many as a fifth of the memory has states for, but from 16 to 256."""
+        return min(max(self.free_bytes // 5 // self.state_bytes, 16), 256)
 
     @property
     def tree_bytes(self) -> int:

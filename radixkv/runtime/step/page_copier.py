@@ -56,6 +56,10 @@ class PageCopier(Protocol):
     def page_bytes(self) -> int:
         """Size of a page and of a slot in bytes."""
 
+    @property
+    def is_growing(self) -> bool:
+        """Whether slots may become usable later. It ends before all are where their memory cannot be had."""
+
     def take_new_slots(self) -> range:
         """Returns the slots that have become usable since the last call; their memory is ready. O(1)."""
 

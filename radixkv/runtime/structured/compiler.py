@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import xgrammar
 
-from radixkv.errors import InvalidRequest, shortened
 from radixkv.runtime.structured.gemma_arguments import QUOTE, STYLE, gemma_grammar
+from radixkv.runtime.structured.refusals import refusal
 from radixkv.runtime.structured.source import ANY_OBJECT, Source, written_schemas
 from radixkv.runtime.structured.spelling import Spelling
+from radixkv.runtime.structured.utf8_patterns import with_utf8_patterns
 from radixkv.runtime.structured.vocabulary import Vocabulary
 
 _CONTROL_CHARACTER = re.compile(rb"[\x00-\x1f]")
@@ -21,7 +22,6 @@ _EBNF_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')
 _CHARACTERS = r"[^\"\\\r\n]"
 """xgrammar's class of the characters of a string with a length."""
 _PRINTABLE_CHARACTERS = r"[^\0-\x1f\"\\\r\n]"
-_PLACE_IN_XGRAMMAR = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+?:\d+: (Check failed: \(.*?\) is false: |Warning: )?")
 
 
 class Compiler:
@@ -57,7 +57,8 @@ class Compiler:
             match source.language:
                 case "json":
                     # One space after commas and colons: where any white space is allowed, models may stall in it.
-                    return self._json_compiler.compile_json_schema(source.text, any_whitespace=False)
+                    schema = json.dumps(with_utf8_patterns(json.loads(source.text)))
+                    return self._json_compiler.compile_json_schema(schema, any_whitespace=False)
                 case "regex":
                     return self._compiler.compile_regex(source.text)
                 case "grammar":
@@ -68,7 +69,7 @@ class Compiler:
 
     def _structural_tag(self, source: Source) -> str:
         """Returns a structural tag with xgrammar's keys only."""
-        tag = json.loads(source.text)
+        tag = _with_utf8_patterns(json.loads(source.text))
         for part in written_schemas(tag):
             grammar = _grammar_of(part, self._quote_token)
             part.clear()
@@ -76,6 +77,20 @@ class Compiler:
         if source.before:
             tag["format"] = {"type": "sequence", "elements": [json.loads(source.before), tag["format"]]}
         return json.dumps(tag)
+
+
+def _with_utf8_patterns(tag: Any) -> Any:
+    """Returns a structural tag in whose JSON schemas patterns match UTF-8 only."""
+    match tag:
+        case {"json_schema": schema}:
+            return tag | {"json_schema": with_utf8_patterns(schema)}
+        case {"begin": str(), "schema": schema, "end": str()}:
+            return tag | {"schema": with_utf8_patterns(schema)}
+        case dict():
+            return {name: _with_utf8_patterns(one) for name, one in tag.items()}
+        case list():
+            return [_with_utf8_patterns(one) for one in tag]
+    return tag
 
 
 def _open(
@@ -97,54 +112,3 @@ def _grammar_of(part: Mapping[str, Any], quote_token: int | None) -> str:
 
 def _without_control_characters(literal: re.Match[str]) -> str:
     return _PRINTABLE_CHARACTERS if literal[0] == _CHARACTERS else literal[0]
-
-
-def check_patterns(source: Source) -> None:
-    """Raises ``InvalidRequest`` for a pattern in a schema that xgrammar would let leave its JSON string.
-
-    xgrammar builds an automaton of most patterns, without the characters that JSON strings have as escapes only. If
-    it cannot, because the pattern needs such characters or repeats too often, it allows them as they are.
-    """
-    schemas = []
-    if source.language == "json":
-        schemas = [json.loads(source.text)]
-    elif source.language == "structural_tag":
-        schemas = [one["json_schema"] for one in written_schemas(json.loads(source.text))]
-    for pattern in {pattern for schema in schemas for pattern in _patterns(schema)}:
-        schema = json.dumps({"type": "string", "pattern": pattern})
-        try:
-            grammar = xgrammar.Grammar.from_json_schema(schema)
-        except RuntimeError as error:
-            raise refusal(str(error)) from None
-        if "json_string=true" not in str(grammar):
-            raise refusal(f"the pattern {shortened(pattern)} is too long, or needs characters that JSON escapes")
-
-
-def refusal(text: str) -> InvalidRequest:
-    """Returns the error for a specification that xgrammar refuses or only partly enforces.
-
-    Args:
-        text: what xgrammar says, with the place in its source.
-    """
-    lines = (_PLACE_IN_XGRAMMAR.sub("", line) for line in text.splitlines())
-    reason = " ".join("; ".join(dict.fromkeys(line for line in lines if line)).split())
-    reason = reason or "a part of it repeats too often; xgrammar enforces up to 128 repeats in a pattern"
-    shown = reason if len(reason) <= 300 else f"{reason[:200]}...{reason[-80:]}"
-    return InvalidRequest(f"what the answer must match cannot be enforced: {shown}", param="structured_outputs")
-
-
-def _patterns(schema: Any) -> Iterator[str]:
-    """Yields the patterns of strings and names in a prepared schema."""
-    match schema:
-        case {"enum": list()}:
-            return
-        case {"type": "string", "pattern": pattern}:
-            yield pattern
-        case dict():
-            if schema.get("type") == "object":
-                yield from schema.get("patternProperties", {})
-            for one in schema.values():
-                yield from _patterns(one)
-        case list():
-            for one in schema:
-                yield from _patterns(one)

@@ -242,7 +242,7 @@ class _Preparation:
         if has_format:
             return {"type": "string", "format": kind}
         if pattern is not None:
-            return {"type": "string", "pattern": escape_pattern(pattern)}
+            return {"type": "string", "pattern": pattern}
         if max(shortest, longest or 0) > MAX_REPEATS:
             return {"type": "string"} | _given(minLength=shortest or None, maxLength=longest)
         if has_length:
@@ -292,7 +292,7 @@ class _Preparation:
             prepared["required"] = required
         if patterns:
             prepared["patternProperties"] = {
-                escape_pattern(pattern): self._schema(one, f"{path}.patternProperties", depth + 1)
+                pattern: self._schema(one, f"{path}.patternProperties", depth + 1)
                 for pattern, one in patterns.items()
             }
         if has_names:
@@ -315,14 +315,6 @@ class _Preparation:
                 raise refusal(path, f"requires {shortened(name)}, which is not one of its properties")
             properties.setdefault(name, others)
         return list(dict.fromkeys(required))
-
-
-def escape_pattern(pattern: str) -> str:
-    """Returns a pattern in ASCII: xgrammar lets quotes into strings if a pattern has other letters."""
-    return "".join(
-        one if one.isascii() else f"\\u{ord(one):04x}" if ord(one) < 1 << 16 else f"\\u{{{ord(one):x}}}"
-        for one in pattern
-    )
 
 
 def _types(value: Any, path: str) -> list[str]:

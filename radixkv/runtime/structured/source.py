@@ -11,6 +11,7 @@ import msgspec
 
 from radixkv.errors import InvalidRequest
 from radixkv.runtime.structured.json_schema import prepare, prepare_schema
+from radixkv.runtime.structured.pattern_checks import check_patterns
 from radixkv.wire.structured_outputs import StructuredOutputs, choice_grammar
 
 ANY_OBJECT = '{"type": "object", "additionalProperties": {}}'
@@ -35,11 +36,13 @@ def prepare_source(spec: StructuredOutputs) -> Source:
     ``before``, beside ``format``, is a format that comes first.
 
     Raises:
-        InvalidRequest: a JSON schema is invalid, or has what grammars do not enforce.
+        InvalidRequest: a JSON schema is invalid, or has what grammars or xgrammar do not enforce.
     """
     match spec.kind:
         case "json":
-            return Source("json", prepare_schema(spec.json or ""))
+            source = Source("json", prepare_schema(spec.json or ""))
+            check_patterns(json.loads(source.text))
+            return source
         case "json_object":
             return Source("json", ANY_OBJECT)
         case "regex":
@@ -88,19 +91,27 @@ def _naming_part(begin: str) -> Iterator[None]:
         raise InvalidRequest(f"{error} (in the part that begins with {begin[:200]!r})", param=error.param) from None
 
 
+def _prepared(schema: Any, style: str = "json") -> Any:
+    """Prepares a JSON schema, and checks its patterns where its strings are in quotes."""
+    prepared = prepare(schema)
+    if style in ("json", "gemma"):
+        check_patterns(prepared)
+    return prepared
+
+
 def _with_prepared_schemas(tag: Any) -> Any:
     match tag:
         case {"type": "json_schema", "json_schema": schema, "or_any_object": True}:
             try:
-                prepared = prepare(schema)
+                prepared = _prepared(schema, tag.get("style", "json"))
             except InvalidRequest:
                 prepared = json.loads(ANY_OBJECT)
             return {name: one for name, one in tag.items() if name != "or_any_object"} | {"json_schema": prepared}
         case {"type": "json_schema", "json_schema": schema}:
-            return tag | {"json_schema": prepare(schema)}
+            return tag | {"json_schema": _prepared(schema, tag.get("style", "json"))}
         case {"begin": str(begin), "schema": schema, "end": str()}:  # the older form, in "structures"
             with _naming_part(begin):
-                return tag | {"schema": prepare(schema)}
+                return tag | {"schema": _prepared(schema)}
         case {"type": "tag", "begin": str(begin), "content": content}:
             with _naming_part(begin):
                 return tag | {"content": _with_prepared_schemas(content)}

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from radixkv.errors import InvalidRequest
 from radixkv.processes.process_limits import limit_memory
-from radixkv.runtime.structured.compiler import Compiler, check_patterns, refusal
+from radixkv.runtime.structured.compiler import Compiler
 from radixkv.runtime.structured.matcher import Grammar, MaskFiller
 from radixkv.runtime.structured.messages import TrialLimits, TrialResult
+from radixkv.runtime.structured.refusals import refusal
 from radixkv.runtime.structured.source import Source, prepare_source
 from radixkv.runtime.structured.vocabulary import Vocabulary
 from radixkv.wire.structured_outputs import StructuredOutputs
@@ -63,10 +64,9 @@ def run_trial(
 
 
 def _try(spec: StructuredOutputs, compiler: Compiler, limits: TrialLimits) -> Source:
-    source = prepare_source(spec)
     with tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 2)  # xgrammar writes to standard error what it ignores
-        check_patterns(source)
+        source = prepare_source(spec)
         if source.before:  # which the random answer would not leave
             after = msgspec.structs.replace(source, before="")
             follow(Grammar(compiler.compile(after)), compiler.vocabulary)

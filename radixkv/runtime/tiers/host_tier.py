@@ -90,6 +90,8 @@ class HostTier(TierLink[BlockTable, HostLoad]):
     """Prompts that were not looked up in a shared store since the last lookup because computing is faster."""
     _pages_in_store: set[int] = field(default_factory=set)
     """The device's pages that are being stored."""
+    _is_growing: bool = True
+    """Whether there may be more slots than were taken from the copier."""
 
     def __post_init__(self) -> None:
         self.upper, self._upper_part = self.device, 8
@@ -253,8 +255,11 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         Returns:
             Whether a load, a fetch or a lookup has finished.
         """
+        is_growing = self.copier.is_growing  # before the slots are taken: there are no more if it is False
         if new_slots := self.copier.take_new_slots():
             self.host.add_pages(new_slots)
+        if new_slots or self._is_growing != is_growing:
+            self._is_growing = is_growing
             self._resume_postponed()
         has_loaded = bool(self._loads or self._stores) and self._end(self._finished())
         if self._offers:
@@ -373,8 +378,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         first = place.n_leased
         n_missing = len(pages) - first
         is_being_stored = n_missing > 0 and pages[first] in self._pages_in_store
-        is_growing = self.host.n_pages < self.copier.n_slots
-        if is_being_stored or (is_growing and n_missing > max(0, self.host.n_available_to(offer.namespace))):
+        if is_being_stored or (self._is_growing and n_missing > max(0, self.host.n_available_to(offer.namespace))):
             return place, first, None
         n_pages = self.host.evict_unneeded(offer.namespace, n_missing)
         has_room = self.host.reserve(place, first + n_pages)

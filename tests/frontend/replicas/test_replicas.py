@@ -8,7 +8,7 @@ import signal
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,6 +227,48 @@ def test_a_server_that_drains_refuses_requests_and_still_shows_its_counters() ->
             with pytest.raises(Draining):
                 await answer(state.client, [1, 2], 3)
             assert len((await state.client.stats()).replicas) == 2
+            await state.client.idle()
+
+    run(test)
+
+
+@pytest.mark.parametrize("n_read", [6, 3])
+@pytest.mark.parametrize("is_one", [False, True])
+def test_a_server_that_drains_takes_the_rest_of_what_has_begun(is_one: bool, n_read: int) -> None:
+    """It is not idle between two prompts of a request, and is when the reader leaves."""
+
+    async def test() -> None:
+        async with replicas() as state:
+            client: Any = state.each[0] if is_one else state.client
+            prompts = [Submit(f"p{n}", pack_tokens([1, 2]), SamplingParams(max_tokens=2)) for n in range(6)]
+            n_ended = 0
+            async with client.submit(prompts, arrived=Arrival(time.monotonic()), max_in_flight=1) as group:
+                client.refusal = Draining("the end")
+                idle = asyncio.create_task(client.idle())
+                async with aclosing(group.deltas()) as deltas:
+                    async for delta in deltas:
+                        await asyncio.sleep(0.02)
+                        n_ended += delta.done is not None
+                        assert not idle.done() or n_ended >= 5, "not all are sent"
+                        if n_ended == n_read:
+                            break
+            await idle
+            with pytest.raises(Draining):
+                await answer(client, [1, 2], 3)
+
+    run(test)
+
+
+def test_what_has_begun_is_refused_once_the_runtime_is_gone() -> None:
+    async def test() -> None:
+        async with replicas() as state:
+            prompts = [Submit(f"p{n}", pack_tokens([1, 2]), SamplingParams(max_tokens=2)) for n in range(6)]
+            async with state.client.submit(prompts, arrived=Arrival(0.0), max_in_flight=1) as group:
+                deltas = group.deltas()
+                await anext(deltas)
+                state.client.fail(Draining("it shut down"))
+                with pytest.raises(Draining, match="it shut down"):
+                    [delta async for delta in deltas]
             await state.client.idle()
 
     run(test)

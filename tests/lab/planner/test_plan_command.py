@@ -123,7 +123,7 @@ def test_states_of_recurrent_layers_take_memory_beside_the_pool(model, planned, 
     plan = planned(hybrid, "--gpu-memory", "80GB")
     each = 24 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
     left = 72 * 10**9 - plan["weight_bytes"]
-    n_rows, n_kept = left // 8 // each, left // 5 // each
+    n_rows = n_kept = left // 5 // each
     assert plan["states"] == {"n_rows": n_rows, "n_kept": n_kept, "bytes_each": each}
     pool = plan["pools"][0]
     assert pool["kv_bytes_per_token"] == 2 * 8 * 4 * 256 * 2
@@ -146,15 +146,23 @@ def test_states_of_recurrent_layers_take_memory_beside_the_pool(model, planned, 
 
 
 def test_layers_with_heads_of_several_shapes(model, planned, capsys):
-    plan = planned(model(**GEMMA_4_26B), "--gpu-memory", "192GB")
+    """A window page of 25 layers takes as much as ten pages of the five others."""
+    plan = planned(model(**GEMMA_4_26B), "--gpu-memory", "192GB", "--prompt", 32_000, "--answer", 768)
     each = 2 * (25 * 8 * 256 + 5 * 2 * 512) * 2
-    assert plan["pools"][0]["kv_bytes_per_token"] == each
+    pool = plan["pools"][0]
+    assert pool["kv_bytes_per_token"] == each
     text = " ".join(capsys.readouterr().out.split())
     assert (
         f"2 (K, V) x (25 layers x 8 KV heads x 256 + 5 layers x 2 KV heads x 512) x 2 bytes = {each:,} bytes"
         in text
     )
-    assert "window pages" not in text
+    windows = pool["windows"]
+    assert (windows["n_layers"], windows["window"], windows["pages_per_slab"]) == (25, 1024, 10)
+    n_slabs = (pool["n_pages"] + 1) * 11 // 10 - 1
+    n_rows = int(n_slabs / (2048 / 10 + 66))
+    assert (windows["n_slabs"], windows["n_rows"]) == (n_slabs, n_rows)
+    assert n_rows > 7 * pool["n_tokens"] // 32_768
+    assert f"{n_slabs:,} slabs / (2,048 / 10 + 66) = {n_rows} rows at once" in text
 
 
 def test_known_sizes_of_a_tokens_kv(model, planned):
@@ -387,11 +395,18 @@ def test_rows_of_a_model_with_windows_in_some_layers(tmp_path, planned, capsys):
     assert "slabs / (2,048 / 6 + 66) = 76 rows" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("flags", [("--host-memory", "64GiB"), ("--gpus", 2)])
-def test_no_rows_are_promised_where_a_server_keeps_all_pages_of_layers_with_windows(
-    tmp_path, planned, flags, capsys
-):
+def test_two_gpus_have_window_pages_of_half_the_size(tmp_path, planned):
     (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
+    flags = ("--gpu-memory", "80GB", "--prompt", 32_000, "--answer", 768, "--max-model-len", 32_768)
+    one, two = (planned(tmp_path, *flags, "--gpus", n)["pools"][0] for n in (1, 2))
+    assert two["kv_bytes_per_token"] * 2 == one["kv_bytes_per_token"]
+    assert two["windows"]["pages_per_slab"] == one["windows"]["pages_per_slab"] == 6
+    assert two["windows"]["n_rows"] > 2 * one["windows"]["n_rows"]
+
+
+def test_no_rows_are_promised_where_a_server_keeps_all_pages_of_layers_with_windows(tmp_path, planned, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
+    flags = ("--host-memory", "64GiB")
     plan = planned(tmp_path, "--gpu-memory", "80GB", "--prompt", 30_000, "--answer", 2_000, *flags)
     assert plan["pools"][0]["windows"] is None
     assert "slabs" not in capsys.readouterr().out

@@ -18,6 +18,7 @@ from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.cli import main
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.shards import Shard
 from support.checkpoints import save_checkpoint
@@ -31,6 +32,9 @@ MODELS: dict[str, dict[str, Any]] = {
     name: CHECKPOINTS[name] | {"head_dim": 64}
     for name in ("grouped", "biased", "qwen2", "qwen3-moe", "gemma3", "gpt-oss", "mixtral")
 } | {"opt": CHECKPOINTS["opt"] | {"hidden_size": 256, "word_embed_proj_dim": 256, "head_dim": 64}}
+MODELS |= {
+    name: CHECKPOINTS[name] | {"head_dim": 64, "global_head_dim": 128} for name in ("gemma4-shared", "gemma4-moe")
+}
 """Small checkpoints with heads of a size that GPUs compute; most have 4 heads and 2 KV heads."""
 QUANTIZED = ("fp8 channels", "fp8 blocks 128", "awq 32")
 
@@ -69,7 +73,9 @@ def test_bytes_are_those_that_each_rank_holds(tmp_path: Path, name: str, n_ranks
     with RankThreads(checkpoint, settings, n_ranks) as ranks:
         for rank, executor in enumerate(ranks.executors):
             assert plan["weight_bytes"] == weight_bytes(checkpoint, Shard(rank, n_ranks))
-            assert plan["pools"][0]["page_bytes"] == executor.pool.k[:, 0].nbytes + executor.pool.v[:, 0].nbytes
+            assert isinstance(executor.pool, KVPool)
+            page_bytes = sum(part.k[:, 0].nbytes + part.v[:, 0].nbytes for part in executor.pool.parts)
+            assert plan["pools"][0]["page_bytes"] == page_bytes
 
 
 def weight_bytes(checkpoint: Checkpoint, shard: Shard) -> int:
@@ -84,6 +90,7 @@ def weight_bytes(checkpoint: Checkpoint, shard: Shard) -> int:
     ) as weights:
         layers = [weights.layer(index) for index in range(weights.config.n_layers)]
         parts = [weights.embedding(), weights.position_embedding(), weights.final_norm(), *layers]
+        parts.append(weights.layer_inputs())
         if not weights.config.tied_head:
             parts.append(weights.head())
     storages = [tensor.untyped_storage() for part in parts for tensor in tensors(part)]

@@ -18,6 +18,7 @@ from radixkv.runtime.device.memory.copy_threads import CopyThreads
 
 class Slots:
     n_slots = n_usable = 1
+    is_growing = False
     page_bytes = 1 << 24
 
     def __init__(self):

@@ -409,6 +409,9 @@ def test_layers_with_windows_have_pages_of_their_own_on_both_devices(
     assert resolve_config(
         replace(plain, tenants=(TenantConfig("a"),)), mixed, H100
     ).device_settings.has_window_pages
+    on_ranks = replace(plain, model=ModelConfig(device=device, max_model_len=64, tensor_parallel_size=2))
+    two = replace(H100, gpu_names=("H100", "H100"))
+    assert resolve_config(on_ranks, mixed, two).device_settings.has_window_pages
     within = replace(plain, model=ModelConfig(device=device, max_model_len=16))
     assert not resolve_config(within, mixed, H100).device_settings.has_window_pages
     cases: list[tuple[dict[str, Any], str]] = [
@@ -421,3 +424,33 @@ def test_layers_with_windows_have_pages_of_their_own_on_both_devices(
             settings = resolve_config(replace(plain, **changes), mixed, H100).device_settings
             assert not settings.has_window_pages
             assert f"all pages of layers with windows are kept: {what}" in caplog.text
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_layers_of_several_shapes_have_window_pages_where_each_kind_has_one_shape(
+    small: Checkpoint, device: Literal["cpu", "cuda"], caplog: pytest.LogCaptureFixture
+) -> None:
+    kinds = {
+        "architectures": ["Gemma4ForCausalLM"],
+        "num_hidden_layers": 6,
+        "head_dim": 128,
+        "global_head_dim": 256,
+        "sliding_window": 16,
+        "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2,
+    }
+    mixed = replace(small, config={**small.config, **kinds})
+    plain = EngineConfig(ModelConfig(device=device, max_model_len=64))
+    with caplog.at_level(logging.INFO):
+        assert resolve_config(plain, mixed, H100).device_settings.has_window_pages
+        assert not caplog.records
+        full = {layer: {"head_dim": 256} for layer in ("1", "3", "5")}
+        for layer in (None, "0", "1"):
+            by_layer = full if layer is None else {**full, layer: {"head_dim": 64}}
+            other = {**mixed.config, "num_kv_shared_layers": 0, "per_layer_config": by_layer}
+            settings = resolve_config(plain, replace(mixed, config=other), H100).device_settings
+            assert settings.has_window_pages == (layer is None)
+            is_named = "K and V have several shapes in layers with windows, or in the others" in caplog.text
+            assert is_named == (layer is not None)
+            caplog.clear()

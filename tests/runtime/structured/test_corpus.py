@@ -8,7 +8,7 @@ import random
 import pytest
 from jsonschema import Draft202012Validator
 
-from radixkv.runtime.structured.compiler import Compiler, check_patterns
+from radixkv.runtime.structured.compiler import Compiler
 from radixkv.runtime.structured.matcher import Grammar
 from radixkv.runtime.structured.source import prepare_source
 from radixkv.wire.structured_outputs import StructuredOutputs
@@ -30,7 +30,6 @@ def walker() -> Walker:
 
 def compiled(schema: Schema, compiler: Compiler) -> Grammar:
     source = prepare_source(StructuredOutputs(json=json.dumps(schema)))
-    check_patterns(source)
     return Grammar(compiler.compile(source))
 
 

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from radixkv.errors import InvalidRequest
 from radixkv.generation.parsers.gemma_calls import GemmaCallReader
-from radixkv.runtime.structured.compiler import Compiler, check_patterns
+from radixkv.runtime.structured.compiler import Compiler
 from radixkv.runtime.structured.gemma_arguments import QUOTE
 from radixkv.runtime.structured.matcher import Grammar, Matcher
 from radixkv.runtime.structured.source import prepare_source
@@ -49,7 +49,6 @@ class Tools:
         part = {"type": "json_schema", "json_schema": schema, "style": "gemma"}
         tag = {"type": "structural_tag", "format": part}
         source = prepare_source(StructuredOutputs(structural_tag=json.dumps(tag)))
-        check_patterns(source)
         return Grammar(self._compiler.compile(source))
 
     def accepts(self, grammar: Grammar, text: str) -> bool:
@@ -89,7 +88,6 @@ def test_every_value_that_ends_is_read_as_one_of_the_schema(tools: Tools, n_walk
         grammar, validator = tools.compiled(schema), Draft202012Validator(schema)
         for seed in range(n_walks):
             walk = tools.walker.walk(grammar, random.Random(f"{index} {seed}"), MAX_TOKENS)
-            # In patterns, xgrammar takes some bytes that are no UTF-8 for a character.
             if walk.has_ended and _is_utf8(encoded := walk.text.replace(b"\xff", b"")):
                 text = encoded.decode()
                 error = next(validator.iter_errors(read(text)), None)

@@ -420,24 +420,44 @@ def test_no_more_pages_are_promised_than_there_are() -> None:
     engine.run_to_the_end()
 
 
-def engine_without_host_memory(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Engine:
-    """Returns an engine none of whose host slots ever gets its memory, as if it could not be pinned."""
+def growing_engine(n_ready: int = 0, **settings: Any) -> Engine:
+    """Returns an engine whose host memory is being pinned, and of which some slots are ready."""
     engine = small_engine(**settings)
-    monkeypatch.setattr(engine.copier, "take_new_slots", lambda: range(0))
+    engine.copier.is_growing, engine.copier.n_ready = True, n_ready
     return engine
 
 
 def test_offers_are_bounded_while_host_memory_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_link, "MAX_OFFERS", 8)
-    engine = engine_without_host_memory(monkeypatch)
+    engine = growing_engine()
     for first in range(20):
         serve(engine, first=first)
     engine.run_to_the_end()
     assert engine.host_tier.n_offers == 8
 
 
+@pytest.mark.parametrize(("n_states", "n_ready"), [(None, 0), (None, 5), (8, 0), (8, 2)])
+def test_no_offer_waits_once_host_memory_has_ended(n_states: int | None, n_ready: int) -> None:
+    """Its memory may end before the first slot: states have the beginning of it."""
+    engine = growing_engine(n_ready, n_states=n_states)
+    serve(engine)
+    stored: list[bytes] = []
+    engine.host_tier.offer(Namespace(), token_bytes(prompt(40)), lambda _, tokens: stored.append(tokens))
+    engine.turn()
+    assert engine.host_tier.n_offers, "there may be more slots"
+    engine.copier.is_growing = False
+    engine.turn(2)
+    assert engine.host_tier.n_offers == 0
+    assert stored == [token_bytes(prompt(40))]
+    serve(engine, first=2)
+    engine.turn()
+    assert engine.host_tier.n_offers == 0
+    engine.run_to_the_end()
+    assert engine.host.tree.n_pages_reachable == (n_ready if n_states is None else 0)
+
+
 def test_close_does_not_wait_for_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_without_host_memory(monkeypatch, has_disk=True)
+    engine = growing_engine(has_disk=True)
     serve(engine)
     engine.scheduler.schedule()
     assert engine.host_tier.n_offers

@@ -37,7 +37,7 @@ from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.base import Operations, TokenSpan
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
-from radixkv.runtime.device.ops.summed import Summed, SummedOperations
+from radixkv.runtime.device.ops.summed import Summed, SummedExperts, SummedOperations
 from radixkv.runtime.device.pack import Ints, PackedStep, Packer
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.device.weights.open import open_weights
@@ -110,7 +110,12 @@ class CpuExecutor:
             operations: Operations = CpuOperations(config, max_model_len)
             if collectives is not None:
                 sum_parts = collectives.sum
-                operations = SummedOperations(operations, lambda part, _: Summed(part, sum_parts), operations.head)
+                operations = SummedOperations(
+                    operations,
+                    lambda part, _: Summed(part, sum_parts),
+                    lambda part, _: SummedExperts(part, sum_parts),
+                    operations.head,
+                )
             self.model = Decoder(weights, operations, kv_scales)
             self.dtype = str(weights.dtype).removeprefix("torch.")
         states = self.n_states = None
@@ -118,7 +123,7 @@ class CpuExecutor:
             self.n_states = count_states(config.delta_nets, weights.dtype, settings)
             states = RecurrentStates(config.delta_nets, max_rows, self.n_states, weights.dtype)
         windows = config.windows_within(max_model_len)
-        slabs = open_slabs(page.parts[0], windows, n_pages, settings)
+        slabs = open_slabs(page, windows, n_pages, settings)
         self.window_pool = self._window_tables = None
         if slabs is None:
             self.pool: KVPool | SlabPool = KVPool(page, n_pages, states)

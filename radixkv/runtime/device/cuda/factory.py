@@ -44,7 +44,7 @@ from radixkv.runtime.device.ops.cuda.delta_net import blocks as delta_net_blocks
 from radixkv.runtime.device.ops.cuda.divided_head import DividedHead
 from radixkv.runtime.device.ops.cuda.mamba2 import blocks as mamba2_blocks
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
-from radixkv.runtime.device.ops.cuda.summed import CudaSummed
+from radixkv.runtime.device.ops.cuda.summed import CudaSummed, CudaSummedExperts
 from radixkv.runtime.device.ops.summed import SummedOperations
 from radixkv.runtime.device.pack import Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
@@ -119,6 +119,7 @@ def open_cuda_executor(
                 operations = SummedOperations(
                     operations,
                     partial(CudaSummed, collectives),
+                    partial(CudaSummedExperts, collectives),
                     partial(DividedHead, collectives, operations.linear, config.vocab_size),
                 )
             decoder = Decoder(weights, operations, kv_scales)
@@ -146,7 +147,7 @@ def open_cuda_executor(
         sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
         sampler.warm_up(torch_dtype)
         times.end("sampler")
-        no_slabs = empty_slabs(page.parts[0], windows) if settings.has_window_pages else None
+        no_slabs = empty_slabs(page, windows) if settings.has_window_pages else None
         runner.open_pool(page, 0, no_slabs)
         step_bytes = runner.measure_largest() + runner.logits_bytes
         if delta_nets is not None:  # a row may begin and end within blocks
@@ -159,7 +160,7 @@ def open_cuda_executor(
         n_pages = plan_pages(page, measure_memory(device, step_bytes + graph_bytes), settings)
         if group is not None:
             n_pages = group.minimum(n_pages)
-        slabs = open_slabs(page.parts[0], windows, n_pages, settings)
+        slabs = open_slabs(page, windows, n_pages, settings)
         runner.open_pool(page, n_pages, slabs)
         if slabs is None and no_slabs is not None:
             runner.measure_largest()  # compiles for pages of all layers what was compiled for slabs

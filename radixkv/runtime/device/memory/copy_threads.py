@@ -38,6 +38,11 @@ class HostSlots(Protocol):
         """Leading slots whose memory is ready; grows up to ``n_slots``."""
         ...
 
+    @property
+    def is_growing(self) -> bool:
+        """Whether ``n_usable`` may grow yet; it has its last value before this is False."""
+        ...
+
     def buffer(self, slot: int) -> memoryview:
         """Returns the memory of a usable slot."""
         ...
@@ -124,6 +129,11 @@ class CopyThreads:
             thread.start()
         # torch aborts a process that ends in the middle of a copy, also if nobody closes this object.
         atexit.register(self._end_threads)
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether slots may become usable later. O(1)."""
+        return self._slots.is_growing
 
     def take_new_slots(self) -> range:
         """Returns the slots that have become usable since the last call. O(1)."""

@@ -38,9 +38,14 @@ class PageShape:
     """Type of K and V as stored."""
 
     @property
+    def token_values(self) -> int:
+        """Values of K of one token in one layer, and as many of V."""
+        return self.n_kv_heads * self.head_dim
+
+    @property
     def n_bytes(self) -> int:
         """Size of a page in bytes, K and V together."""
-        return 2 * self.n_layers * self.n_kv_heads * self.page_size * self.head_dim * self.dtype.itemsize
+        return 2 * self.n_layers * self.page_size * self.token_values * self.dtype.itemsize
 
 
 class LayerPlace(NamedTuple):

@@ -81,6 +81,11 @@ class PinnedMemory:
         """Leading bytes that are pinned; grows up to the size, and is 0 after ``close``."""
         return self._n_ready_bytes
 
+    @property
+    def is_growing(self) -> bool:
+        """Whether memory is being pinned; ``n_ready_bytes`` has its last value before this is False."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Frees the memory, which no copy may use any more; parts of ``view`` keep it until they are released.
 

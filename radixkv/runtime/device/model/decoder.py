@@ -324,7 +324,7 @@ class _Layer:
     ) -> _Layer:
         after = weights.after_attention_norm, weights.after_mlp_norm
         heads, beside = config.heads[index], weights.experts_beside
-        mlp, parts = _mlp(config, index, weights, operations), weights.mixer
+        parts = weights.mixer
         mixer: Mixer | None = None
         reader: Linear | None = None
         if isinstance(parts, DeltaNetWeights):
@@ -347,18 +347,24 @@ class _Layer:
                 has_window=config.windows[index] is not None,
                 gated=operations.gated,
             )
+        # In the order in which they compute; see ``Operations``.
+        output = None if weights.output is None else operations.output(weights.output)
+        mlp = _mlp(config, index, weights, operations)
+        experts_beside = None
+        if beside is not None and config.experts is not None:
+            experts_beside = operations.experts_beside(
+                beside, operations.routed_experts(beside.experts, config.experts)
+            )
         return cls(
             norm=operations.norm(weights.attention_norm, reader),
             mixer=mixer,
-            output=None if weights.output is None else operations.output(weights.output),
+            output=output,
             mlp_norm=None if weights.mlp_norm is None else operations.norm(weights.mlp_norm, mlp),
             mlp=mlp,
             norms_after=None
             if after[0] is None or after[1] is None
             else (operations.norm(after[0]), operations.norm(after[1])),
-            experts_beside=None
-            if beside is None or config.experts is None
-            else operations.experts_beside(beside, config.experts),
+            experts_beside=experts_beside,
             layer_input=None if weights.layer_input is None else operations.layer_input(weights.layer_input),
             scale=weights.scale,
             kind=(config.windows[index], heads, scales.k == 1, scales.v == 1, _kind(weights)),

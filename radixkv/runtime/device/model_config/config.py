@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -171,27 +172,11 @@ class DecoderConfig:
         Raises:
             ConfigError: ``n_ranks`` does not divide them.
         """
-        nets = self.delta_nets
-        if nets is not None and nets.mamba2 is not None:
-            raise ConfigError(
-                f"tensor_parallel_size {n_ranks}: the {nets.title} of {self.architecture} are not divided among "
-                "ranks in this release; set it to 1"
-            )
-        if self.halves is not None:
-            raise ConfigError(
-                f"tensor_parallel_size {n_ranks}: the layers of {self.architecture} are not divided among ranks in "
-                "this release; set it to 1"
-            )
-        if self.layer_inputs is not None or self.has_layer_scales or len(set(self.heads)) > 1:
-            raise ConfigError(
-                f"tensor_parallel_size {n_ranks}: the layers of {self.architecture} are not divided among ranks in "
-                "this release; set it to 1"
-            )
-        experts, n_kv_heads = self.experts, max(1, self.n_kv_heads // n_ranks)
+        nets, experts = self.delta_nets, self.experts
         divided = {"num_attention_heads": self.n_heads}
         if nets is not None:
-            divided["linear_num_key_heads"] = nets.n_key_heads
-        if any(self.experts_of(layer) is None for layer in range(self.n_layers)):
+            divided["linear_num_key_heads" if nets.mamba2 is None else "n_groups"] = nets.n_key_heads
+        if any(self.has_plain_mlp(layer) for layer in range(self.n_layers)):
             divided["intermediate_size"] = self.intermediate_size
         if experts is not None:
             divided["the experts' intermediate size"] = experts.inner_size
@@ -200,33 +185,32 @@ class DecoderConfig:
         for what, n in divided.items():
             if n % n_ranks:
                 raise ConfigError(f"tensor_parallel_size {n_ranks} does not divide {what}, {n}; use one that does")
-        if self.n_kv_heads % n_ranks and n_ranks % self.n_kv_heads:
-            raise ConfigError(
-                f"tensor_parallel_size {n_ranks} and num_key_value_heads {self.n_kv_heads}: neither divides the "
-                "other; use another size"
-            )
+        for n in sorted({self.heads[layer].n_kv_heads for layer in self.attention_layers}, reverse=True):
+            if n % n_ranks and n_ranks % n:
+                raise ConfigError(
+                    f"tensor_parallel_size {n_ranks} and num_key_value_heads {n}: neither divides the other; use "
+                    "another size"
+                )
         return replace(
             self,
             n_heads=self.n_heads // n_ranks,
-            heads=tuple(replace(heads, n_kv_heads=n_kv_heads) for heads in self.heads),
+            heads=tuple(replace(one, n_kv_heads=max(1, one.n_kv_heads // n_ranks)) for one in self.heads),
             intermediate_size=self.intermediate_size // n_ranks,
             experts=None if experts is None else experts.shard(n_ranks),
             delta_nets=None if nets is None else nets.shard(n_ranks),
         )
 
     def n_page_parts(self, n_ranks: int) -> int:
-        """Returns how many different parts of a page so many ranks have; more ranks have the same ones."""
-        return 1 if n_ranks == 1 else min(n_ranks, self.n_kv_heads)
+        """Returns how many different parts of a page so many ranks have; more ranks have the same ones.
+
+        Where layers have different numbers of KV heads, a part has what each rank has of any layer.
+        """
+        return lcm(*(min(n_ranks, self.heads[layer].n_kv_heads) for layer in self.stored_layers))
 
     @property
     def names(self) -> WeightNames:
         """Names of the checkpoint's tensors."""
         return ARCHITECTURES[self.architecture].names
-
-    @property
-    def has_equal_heads(self) -> bool:
-        """Whether all layers have the same heads, with K and V of their own."""
-        return len(set(self.heads)) == 1 and self.heads[0].source is None and self.heads[0].has_values
 
     @property
     def head_shapes(self) -> tuple[tuple[int, int], ...]:
@@ -275,6 +259,14 @@ class DecoderConfig:
         windows = (self.windows[layer] for layer in self.attention_layers)
         return tuple(window if window and window < max_model_len else None for window in windows)
 
+    def has_one_shape_of_each_kind(self, max_model_len: int) -> bool:
+        """Returns whether the layers with windows have K and V of one shape, and the other layers with attention,
+        too, where the windows are those of ``windows_within``."""
+        kinds: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
+        for layer, window in zip(self.attention_layers, self.windows_within(max_model_len), strict=True):
+            kinds[window is None].add((self.heads[layer].n_kv_heads, self.heads[layer].head_dim))
+        return all(len(shapes) <= 1 for shapes in kinds.values())
+
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """Indices of the layers with attention, which read K and V."""
@@ -290,6 +282,11 @@ class DecoderConfig:
     def has_mlp(self, layer: int) -> bool:
         """Returns whether a layer has an MLP or experts."""
         return self.halves is None or not self.has_mixer(layer)
+
+    def has_plain_mlp(self, layer: int) -> bool:
+        """Returns whether a layer has an MLP, be it beside experts."""
+        experts = self.experts_of(layer)
+        return self.has_mlp(layer) and (experts is None or experts.are_beside_mlp)
 
     def experts_of(self, layer: int) -> ExpertConfig | None:
         """Returns the configuration of the layer's experts, None if the layer has a plain MLP."""
@@ -313,9 +310,9 @@ def _architecture(fields: ConfigReader) -> str:
 
 def _rotary_factor(fields: ConfigReader, architecture: Architecture) -> tuple[ConfigReader, float]:
     """Returns which part of each head is rotated, and the fields without it."""
-    if architecture.rotary_factor == 1.0:
+    if architecture.rotary_factor in (0.0, 1.0):
         fields.allow_only(partial_rotary_factor=1.0)
-        return fields, 1.0
+        return fields, architecture.rotary_factor
     section = fields.get("rope_parameters")
     section = {} if not isinstance(section, Mapping) else dict(section)
     default = fields.number("partial_rotary_factor", architecture.rotary_factor)
@@ -328,7 +325,7 @@ def _rotary_factor(fields: ConfigReader, architecture: Architecture) -> tuple[Co
 
 def _ropes(fields: ConfigReader, architecture: Architecture) -> tuple[Rope | None, Rope | None]:
     """Returns the rotary embeddings of layers without and with a window."""
-    if architecture.n_unused_positions is not None or not architecture.has_rope:
+    if not architecture.rotary_factor:
         return None, None
     scaling = architecture.default_rope_scaling
     if scaling is not None and not fields.get("rope_scaling") and fields.get("rope_parameters") is None:

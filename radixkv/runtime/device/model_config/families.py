@@ -164,8 +164,6 @@ class Architecture:
     """Whether token embeddings are multiplied by the square root of the hidden size."""
     n_unused_positions: int | None = None
     """Leading rows of a learned position embedding that no position has; None: there is no such embedding."""
-    has_rope: bool = True
-    """Whether positions are rotary, unless they are learned."""
     window: Literal["never", "always", "switched", "by_layer", "patterned"] = "never"
     """Layers that use ``sliding_window``.
 
@@ -202,7 +200,8 @@ class Architecture:
     overflows_float16: bool = False
     """Whether activations exceed what float16 can hold."""
     rotary_factor: float = 1.0
-    """Part of each head that is rotated where ``partial_rotary_factor`` is absent; with 1 no other is supported."""
+    """Part of each head that is rotated where ``partial_rotary_factor`` is absent; with 1 no other is supported,
+    and with 0 none is rotated."""
     has_output_gate: bool = False
     """Whether attention's output is multiplied by a gate, whose projection is beside that of the queries."""
     has_delta_nets: bool = False
@@ -413,7 +412,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             activation="relu2",
             activation_field="mlp_hidden_act",
             activation_name="relu2",
-            has_rope=False,
+            rotary_factor=0.0,
             has_halves=True,
             default_head_dim=128,
             default_n_kv_heads=8,
@@ -457,6 +456,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             activation_name="relu",
             inner_size_field="ffn_dim",
             n_unused_positions=2,
+            rotary_factor=0.0,
             default_norm_eps=1e-5,
             default_tied_head=True,
             only=(

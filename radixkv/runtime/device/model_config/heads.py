@@ -16,7 +16,7 @@ class LayerHeads:
     n_kv_heads: int
     head_dim: int
     rotary_dim: int
-    """Leading dimensions of each head that are rotated."""
+    """Leading dimensions of each head that are rotated; 0 without a rotary embedding."""
     has_values: bool = True
     """Whether values have a projection; if not, they are what the keys' projection gives, before the keys' norm."""
     source: int | None = None

@@ -256,6 +256,20 @@ class DeltaNet(Protocol):
         ...
 
 
+class RoutedExperts(Protocol):
+    """A mixture of experts whose router reads other rows than its experts."""
+
+    def mixed(self, x: Tensor, routed: Tensor, out: Tensor | None = None) -> Tensor:
+        """Maps rows as the experts do that the router selects for others.
+
+        Args:
+            x: [rows, hidden], what the experts compute.
+            routed: [rows, hidden], what the router reads.
+            out: [rows, hidden]; None allocates it.
+        """
+        ...
+
+
 class ExpertsBeside(Protocol):
     """A mixture of experts that computes the residual stream beside a layer's MLP."""
 
@@ -284,6 +298,9 @@ class LayerInput(Protocol):
 
 class Operations(Protocol):
     """Builds the operations of a decoder from its weights.
+
+    Output projections, MLPs and experts are built in the order in which they compute: ranks sum what these give in
+    two memories, in turn.
 
     On a GPU these are still being loaded meanwhile: nothing here may read their values.
     """
@@ -329,12 +346,16 @@ class Operations(Protocol):
         """Returns a mixture of experts. Raises ``ConfigError`` where its activation has no kernel."""
         ...
 
-    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> ExpertsBeside:
-        """Returns experts beside an MLP. Models that have some are refused before, as with delta nets."""
+    def routed_experts(self, weights: ExpertsWeights, config: ExpertConfig) -> RoutedExperts:
+        """Returns a mixture of experts for ``experts_beside``. Raises what ``experts`` does."""
+        ...
+
+    def experts_beside(self, weights: ExpertsBesideWeights, experts: RoutedExperts) -> ExpertsBeside:
+        """Returns experts beside an MLP; ``experts`` are those of ``weights``."""
         ...
 
     def layer_input(self, weights: LayerInputWeights) -> LayerInput:
-        """Returns what a layer's own input adds. Models that have some are refused before, as with delta nets."""
+        """Returns what a layer's own input adds."""
         ...
 
     def rotate_and_store(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -22,6 +23,7 @@ from radixkv.runtime.device.ops.base import (
     NormReader,
     Operations,
     RotateAndStore,
+    RoutedExperts,
     Rows,
     RowScales,
 )
@@ -35,31 +37,35 @@ from radixkv.runtime.device.weights.layer_weights import (
     NormWeights,
 )
 
-HalfLayer = Literal[0, 1]
-"""0: the sum after attention; 1: the sum after the MLP. The two alternate."""
+PartMemory = Literal[0, 1]
+"""Which of a rank's two memories has its parts of a sum. The sums of a step take them in turn."""
 
 
 class SummedOperations:
-    """``Operations`` of a rank: those of its device, with sums after attention's output projection and after MLPs.
+    """``Operations`` of a rank: those of its device, with sums after the mixers' output projections and after MLPs.
 
     A rank has some of the heads, and some of the values inside each MLP (Megatron-LM, arXiv 1909.08053). So these
     two products give a part of each output; all others are whole, or of the rank alone. The output projection of a
-    gated delta net is one like attention's.
+    layer with states is one like attention's.
 
     Args:
         operations: of the device.
         summed: returns a product, or an MLP, whose outputs are summed over all ranks.
+        summed_experts: returns the same of experts whose router reads other rows.
         head: see ``Operations.head``.
     """
 
     def __init__(
         self,
         operations: Operations,
-        summed: Callable[[NormReader, HalfLayer], SummedPart],
+        summed: Callable[[NormReader, PartMemory], SummedPart],
+        summed_experts: Callable[[RoutedExperts, PartMemory], RoutedExperts],
         head: Callable[[LinearWeights], Linear],
     ) -> None:
         self._operations = operations
         self._summed = summed
+        self._summed_experts = summed_experts
+        self._memories: Iterator[PartMemory] = cycle((0, 1))
         self.linear = operations.linear
         self.gated = operations.gated
         self.capped = operations.capped
@@ -67,7 +73,7 @@ class SummedOperations:
 
     def output(self, weights: LinearWeights) -> Linear:
         """See ``Operations.output``."""
-        return self._summed(self._operations.output(weights), 0)
+        return self._summed(self._operations.output(weights), next(self._memories))
 
     def norm(self, weights: NormWeights, reader: NormReader | None = None) -> Norm:
         """See ``Operations.norm``."""
@@ -75,7 +81,7 @@ class SummedOperations:
 
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
-        return self._summed(self._operations.mlp(weights), 1)
+        return self._summed(self._operations.mlp(weights), next(self._memories))
 
     def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
         """See ``Operations.delta_net``. Its heads are the rank's; ``output`` sums what they give."""
@@ -83,15 +89,19 @@ class SummedOperations:
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:
         """See ``Operations.experts``."""
-        return self._summed(self._operations.experts(weights, config), 1)
+        return self._summed(self._operations.experts(weights, config), next(self._memories))
 
-    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> ExpertsBeside:
+    def routed_experts(self, weights: ExpertsWeights, config: ExpertConfig) -> RoutedExperts:
+        """See ``Operations.routed_experts``."""
+        return self._summed_experts(self._operations.routed_experts(weights, config), next(self._memories))
+
+    def experts_beside(self, weights: ExpertsBesideWeights, experts: RoutedExperts) -> ExpertsBeside:
         """See ``Operations.experts_beside``."""
-        raise AssertionError("a model with experts beside an MLP is not divided")
+        return self._operations.experts_beside(weights, experts)
 
     def layer_input(self, weights: LayerInputWeights) -> LayerInput:
-        """See ``Operations.layer_input``."""
-        raise AssertionError("a model whose layers have own inputs is not divided")
+        """See ``Operations.layer_input``. Its projections are small, and whole on each rank."""
+        return self._operations.layer_input(weights)
 
     def rotate_and_store(
         self,
@@ -129,4 +139,22 @@ class Summed(SummedPart):
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.NormReader``."""
         total = self._sum_parts(self._part(x))
+        return total if out is None else out.copy_(total)
+
+
+class SummedExperts(RoutedExperts):
+    """A mixture of experts whose outputs are summed by a function.
+
+    Args:
+        part: computes this rank's part of each output.
+        sum_parts: returns the sum of all ranks' parts.
+    """
+
+    def __init__(self, part: RoutedExperts, sum_parts: Callable[[Tensor], Tensor]) -> None:
+        self._part = part
+        self._sum_parts = sum_parts
+
+    def mixed(self, x: Tensor, routed: Tensor, out: Tensor | None = None) -> Tensor:
+        """See ``ops.base.RoutedExperts``."""
+        total = self._sum_parts(self._part.mixed(x, routed))
         return total if out is None else out.copy_(total)

@@ -48,16 +48,18 @@ def serve_copies(executor: Executor, frames: Frames, memory: int) -> None:
 
 
 def _copy(copier: PageCopier, frames: Frames) -> None:
-    n_usable = copier.take_new_slots().stop
-    frames.send(encode(RankSlots(n_usable)))
+    is_growing = copier.is_growing
+    frames.send(encode(RankSlots(copier.take_new_slots().stop, is_growing)))
     tickets: dict[int, int] = {}
     """Rank 0's by this rank's."""
     while True:
-        timeout_s = _GROWTH_INTERVAL_S if n_usable < copier.n_slots else None
+        timeout_s = _GROWTH_INTERVAL_S if is_growing else None
         ready = wait_readable([frames.fileno(), copier.fileno()], timeout_s)
-        if new := copier.take_new_slots():
-            n_usable = new.stop
-            frames.send(encode(RankSlots(n_usable)))
+        if is_growing:
+            is_growing = copier.is_growing
+            new = copier.take_new_slots()
+            if new or not is_growing:
+                frames.send(encode(RankSlots(new.stop, is_growing)))
         for done in copier.take_finished():
             frames.send(encode(RankCopied(tickets.pop(done.ticket), done.seconds, done.error)))
         if frames.fileno() in ready:

@@ -61,6 +61,8 @@ class FanOutCopier:
         self._loss: str | None = None
         """Why copies fail; None: they do not."""
         self._n_usable = dict.fromkeys([_OWN, *self._ranks], 0)
+        self._growing: set[int] = set()
+        """Other ranks that may be able to use more slots later."""
         self._n_taken = 0
         self._copies: dict[int, _Copy] = {}
         self._finished = Finished[FinishedCopy]()
@@ -106,11 +108,16 @@ class FanOutCopier:
                 answer = decode(frame, RankSlots | RankRefused)
                 if isinstance(answer, RankRefused):
                     raise OSError(f"rank {rank}: {answer.message}")
-                opened._n_usable[rank] = answer.n_usable
+                opened._take_slots(rank, answer)
         except OSError as error:
             opened.close()
             raise ConfigError(f"the host memory that ranks share cannot be opened: {error}") from None
         return opened
+
+    @property
+    def is_growing(self) -> bool:
+        """See ``PageCopier.is_growing``."""
+        return self._copier.is_growing or bool(self._growing)
 
     def take_new_slots(self) -> range:
         """See ``PageCopier.take_new_slots``."""
@@ -187,7 +194,7 @@ class FanOutCopier:
                     return
                 message = decode(frame, RankSlots | RankCopied)
                 if isinstance(message, RankSlots):
-                    self._n_usable[rank] = message.n_usable
+                    self._take_slots(rank, message)
                 else:
                     error = message.error and f"rank {rank}: {message.error}"
                     self._end(message.ticket, rank, message.seconds, error)
@@ -195,6 +202,10 @@ class FanOutCopier:
         if now_s >= self._next_check_at:
             self._next_check_at = now_s + _CHECK_INTERVAL_S
             self._check_times(now_s)
+
+    def _take_slots(self, rank: int, slots: RankSlots) -> None:
+        self._n_usable[rank] = slots.n_usable
+        (self._growing.add if slots.is_growing else self._growing.discard)(rank)
 
     def _check_times(self, now_s: float) -> None:
         for copy in self._copies.values():
@@ -209,6 +220,7 @@ class FanOutCopier:
             self._poll.unregister(frames.fileno())
             frames.close()
         lost, self._ranks = list(self._ranks), {}
+        self._growing.clear()
         for ticket, copy in list(self._copies.items()):
             for rank in copy.ranks & set(lost):
                 self._end(ticket, rank, 0.0, reason)

@@ -74,6 +74,8 @@ class RankSlots(msgspec.Struct, frozen=True, tag=True):
     """How many leading slots a rank can use; the first says that its memory is open."""
 
     n_usable: int
+    is_growing: bool
+    """Whether there may be more later."""
 
 
 class RankCopied(msgspec.Struct, frozen=True, tag=True):

@@ -89,7 +89,7 @@ def layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
     if config.has_layer_scales:
         shapes[names.layer_scale.format(layer=layer)] = (1,)
     experts = config.experts_of(layer)
-    if experts is None or experts.are_beside_mlp:
+    if config.has_plain_mlp(layer):
         n_inner = config.inner_size_of(layer)
         if config.has_gate:
             linear(names.gate, n_inner, hidden, bias=config.has_mlp_bias)
@@ -173,7 +173,8 @@ def row_sections(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Returns the tensors whose rows are several sections, of each of which a rank has a part: the rows of each.
 
     They are the queries, keys and values of gated delta nets, before and in their convolution. In fused inputs each
-    key head has its rows side by side.
+    key head has its rows side by side. Mamba2's one projection has the gate, x, B, C and the time steps, and its
+    convolution x, B and C.
     """
     nets = config.delta_nets
     sections: dict[str, tuple[int, ...]] = {}
@@ -182,6 +183,11 @@ def row_sections(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     n_keys, n_values = nets.n_key_heads * nets.key_dim, nets.n_value_heads * nets.value_dim
     for layer in nets.layers:
         prefix = config.names.delta_net.format(layer=layer)
+        if nets.mamba2 is not None:
+            channels = (n_values, n_keys, n_keys)
+            sections[f"{prefix}in_proj.weight"] = (n_values, *channels, nets.n_value_heads)
+            sections |= {f"{prefix}conv1d.{part}": channels for part in ("weight", "bias")}
+            continue
         for name in ("conv1d",) if nets.is_fused else ("conv1d", "in_proj_qkv"):
             sections[f"{prefix}{name}.weight"] = (n_keys, n_keys, n_values)
     return sections

@@ -91,7 +91,7 @@ class Cuts:
     dequantized: Mapping[str, Cut]
     """Where matrices are cut after they are dequantized, because their groups of scales do not divide."""
     of_rank_0: frozenset[str]
-    """What is added to a sum over ranks, the biases of attention's output and of the MLP's."""
+    """What is added to a sum over ranks, the biases of attention's output, of MLPs' and of the shared expert's."""
 
     @classmethod
     def of(
@@ -139,7 +139,10 @@ class Cuts:
         of_rank_0 = {
             f"{name.format(layer=layer)}{bias}"
             for layer in range(config.n_layers)
-            for name, bias in ((names.output, ".bias"), (names.down, ".bias"), (names.stacked_down, "_bias"))
+            for name, bias in (
+                *((one, ".bias") for one in (names.output, names.down, names.shared_down)),
+                (names.stacked_down, "_bias"),
+            )
         }
         return cls(stored, dequantized, frozenset(of_rank_0))
 

@@ -301,7 +301,7 @@ class Weights:
             output = linear(names.output)
         experts, plain = self._experts(index), None
         are_beside = config.experts is not None and config.experts.are_beside_mlp
-        if config.has_mlp(index) and (experts is None or are_beside):
+        if config.has_plain_mlp(index):
             plain = MlpWeights(linear(*gate_up), linear(names.down))
         layer_input = None
         if config.layer_inputs is not None:

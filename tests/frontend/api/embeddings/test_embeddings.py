@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import os
+import signal
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -15,7 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from support.checkpoints import save_checkpoint
-from support.live import LiveServer, serving
+from support.live import LIMIT_S, LiveServer, serving, wait_for
 from support.small_tokenizers import byte_letters
 
 TEXTS = ["Hens lay eggs.", "Cows give milk, " * 12, "日本"]
@@ -188,3 +192,24 @@ def test_routes_of_other_tasks_are_refused_with_the_task_that_has_them(
     assert reply.status_code == 400
     assert f"{path} is not supported" in reply.text
     assert f"start one with --task {task}" in reply.text
+
+
+def test_sigterm_lets_a_request_of_many_steps_end(folder: Path, tmp_path: Path) -> None:
+    """Most of its prompts are not at the runtime yet when the signal comes."""
+    flags = "--task embed --max-model-len 512 --max-total-tokens 1024 --max-num-seqs 2".split()
+    with serving(folder, tmp_path / "errors", *flags) as live, ThreadPoolExecutor(1) as threads:
+        given = [[n % 250] * 200 for n in range(300)]
+        request = threads.submit(
+            httpx.post, f"{live.base_url}/v1/embeddings", json={"input": given}, timeout=LIMIT_S
+        )
+        wait_for(lambda: live.metric("num_requests_running") > 0, "the request never ran")
+        os.kill(live.runtime_pid, signal.SIGSTOP)  # stands for steps that outlast the checks below
+        live.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: live.http.get("/health").status_code == 503, "still healthy")
+        refused = live.http.post("/v1/embeddings", json={"input": "late"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        os.kill(live.runtime_pid, signal.SIGCONT)
+        reply = request.result()
+        assert reply.status_code == 200, reply.text
+        assert len(vectors(reply.json())) == len(given)
+        assert live.process.wait(timeout=LIMIT_S) == 0

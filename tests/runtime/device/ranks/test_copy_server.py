@@ -37,7 +37,7 @@ class Slots:
     page_bytes = 8
 
     def __init__(self) -> None:
-        self.n_usable = 2
+        self.n_usable, self.is_growing = 2, True
         self.calls: list[tuple[str, list[int], list[int]]] = []
         self.is_closed = False
 
@@ -112,10 +112,12 @@ def test_copies_are_done_and_answered_by_rank_0s_tickets() -> None:
     device = Device()
     with served(device) as frames:
         frames.send(encode(RankMemory(64, 1, 2, stores=True, rank=3, n_ranks=4)))
-        assert receive(frames) == RankSlots(2)
+        assert receive(frames) == RankSlots(2, is_growing=True)
         assert device.part == SlotPart(7, 1, 2, stores=True, rank=3, n_ranks=4)
         device.slots.n_usable = 4
-        assert receive(frames) == RankSlots(4)
+        assert receive(frames) == RankSlots(4, is_growing=True)
+        device.slots.is_growing = False
+        assert receive(frames) == RankSlots(4, is_growing=False)
         frames.send(encode(RankCopy(40, True, [1], [5])))
         assert receive(frames).ticket == 40
         frames.send(encode(RankCopy(41, False, [2], [6], [(0, 3)])))

@@ -38,6 +38,7 @@ class OwnCopier:
     n_slots = N_SLOTS
     page_bytes = 16
     n_state_slots = 0
+    is_growing = False
 
     def __init__(self) -> None:
         self.finished = Finished[FinishedCopy]()
@@ -85,7 +86,7 @@ def opened(n_ranks: int, n_usable: int = N_SLOTS) -> Iterator[Opened]:
     pairs = [socket.socketpair() for _ in range(n_ranks - 1)]
     others = [Frames(other) for _, other in pairs]
     for frames in others:
-        frames.send(encode(RankSlots(n_usable)))
+        frames.send(encode(RankSlots(n_usable, is_growing=n_usable < N_SLOTS)))
     ours = [Frames(one, max_send_s=0.2) for one, _ in pairs]
     copier = FanOutCopier.open(own, ours, 128, list(range(n_ranks)), losses.append)
     for rank, frames in enumerate(others, 1):
@@ -228,17 +229,32 @@ def test_slots_are_usable_when_they_are_for_all_ranks() -> None:
     with opened(3, n_usable=2) as state:
         copier = state.copier
         assert copier.take_new_slots() == range(2)
-        state.others[0].send(encode(RankSlots(8)))
+        state.others[0].send(encode(RankSlots(8, is_growing=False)))
         assert copier.take_new_slots() == range(2, 2)
-        state.others[1].send(encode(RankSlots(5)))
+        state.others[1].send(encode(RankSlots(5, is_growing=True)))
         assert copier.take_new_slots() == range(2, 5)
+        assert copier.is_growing
+        state.others[1].send(encode(RankSlots(5, is_growing=False)))
+        assert copier.take_new_slots() == range(5, 5)
+        assert not copier.is_growing
+        state.own.is_growing = True
+        assert copier.is_growing
+
+
+def test_no_slots_come_from_ranks_that_are_lost() -> None:
+    with opened(3, n_usable=2) as state:
+        assert state.copier.is_growing
+        state.others[1].close()
+        state.copier.take_new_slots()
+        assert state.losses
+        assert not state.copier.is_growing
 
 
 def test_ranks_that_have_the_same_part_store_it_once() -> None:
     pairs = [socket.socketpair() for _ in range(3)]
     others = [Frames(other) for _, other in pairs]
     for frames in others:
-        frames.send(encode(RankSlots(N_SLOTS)))
+        frames.send(encode(RankSlots(N_SLOTS, is_growing=False)))
     copier = FanOutCopier.open(OwnCopier(), [Frames(one) for one, _ in pairs], 128, [0, 0, 1, 1], print)
     opened = [decode(frames.receive() or b"", RankMemory) for frames in others]
     assert [(one.index, one.n_parts, one.stores) for one in opened] == [(0, 2, False), (1, 2, True), (1, 2, False)]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import combinations, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from threading import Barrier
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import ConfigError
@@ -16,13 +20,17 @@ from radixkv.runtime.device.cpu import executor
 from radixkv.runtime.device.cpu.executor import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.ops.base import Operations
+from radixkv.runtime.device.ops.summed import PartMemory, Summed, SummedExperts, SummedOperations
+from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.wire.messages import pack_tokens
 from support.cases import covering
-from support.device_support import CHECKPOINTS, random_ids
+from support.checkpoints import save_checkpoint
+from support.device_support import CHECKPOINTS, HYBRIDS, random_ids
 from support.quantized_checkpoints import save_quantized
-from support.rank_threads import RankThreads
+from support.rank_threads import RankThreads, ThreadCollectives
 from support.sliced_operations import SlicedOperations
 
 Get = Callable[[str], Checkpoint]
@@ -33,8 +41,8 @@ PROMPTS = [random_ids(45, seed=3), random_ids(31, seed=4)]
 N_NEW = 5
 UNDIVIDED = {("whole", 2), ("whole", 4), ("llama3", 4)}
 """51 values inside the MLP, and 6 heads."""
-DIVIDED = [name for name in CHECKPOINTS if not name.startswith("gemma4")]
-DIVIDED_HYBRIDS = ["qwen3.5", "qwen3.5-vision", "qwen3.5-moe", "qwen3-next"]
+DIVIDED_HYBRIDS = [("qwen3.5", 2), ("qwen3.5-vision", 2), ("qwen3.5-moe", 2), ("qwen3-next", 2), ("nemotron-h", 2)]
+DIVIDED_HYBRIDS += [("nemotron-h-moe", 2), ("nemotron-h-moe", 4)]
 
 
 class Answer(NamedTuple):
@@ -83,8 +91,8 @@ def take(result: StepResult, rows: Sequence[Row], found: Sequence[Answer]) -> No
 
 @pytest.mark.parametrize(
     ("name", "n_ranks"),
-    [case for case in covering(DIVIDED, [2, 4]) if case.values not in UNDIVIDED]
-    + [pytest.param(name, 2) for name in DIVIDED_HYBRIDS],
+    [case for case in covering([*CHECKPOINTS], [2, 4]) if case.values not in UNDIVIDED]
+    + [pytest.param(*case) for case in DIVIDED_HYBRIDS],
 )
 def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) -> None:
     one = checkpoint(name)
@@ -93,8 +101,11 @@ def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) ->
     expected = answers(lambda plan: alone.launch(plan).sample(None).result(), chunk=64)
     with RankThreads(one, divided(n_ranks), n_ranks) as ranks:
         found = answers(ranks.execute, chunk=64)
-        n_layers = DecoderConfig.parse(one.config, one.folder / "config.json").n_layers
-        assert {one.n_sums for one in ranks.collectives} == {2 * n_layers * N_NEW}
+        config = DecoderConfig.parse(one.config, one.folder / "config.json")
+        n_sums = config.n_layers * (2 if config.halves is None else 1)
+        if config.experts is not None and config.experts.are_beside_mlp:
+            n_sums += config.n_layers
+        assert {one.n_sums for one in ranks.collectives} == {n_sums * N_NEW}
     for before, after in zip(expected, found, strict=True):
         assert after.tokens == before.tokens
         assert after.logprobs == pytest.approx(before.logprobs, abs=1e-4)
@@ -102,18 +113,54 @@ def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) ->
 
 @pytest.mark.parametrize(
     ("name", "n_ranks"),
-    [case for case in covering(DIVIDED, [2, 4]) if case.values not in UNDIVIDED]
-    + [pytest.param(name, 2) for name in DIVIDED_HYBRIDS],
+    [case for case in covering([*CHECKPOINTS], [2, 4]) if case.values not in UNDIVIDED]
+    + [pytest.param(*case) for case in DIVIDED_HYBRIDS],
 )
 def test_ranks_have_the_bits_of_one_process_that_multiplies_in_slices(
     checkpoint: Get, name: str, n_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    check_bits(checkpoint(name), n_ranks, monkeypatch)
+
+
+def check_bits(one: Checkpoint, n_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(executor, "CpuOperations", partial(SlicedOperations, n_slices=n_ranks))
-        alone = CpuExecutor(checkpoint(name), SETTINGS)
+        alone = CpuExecutor(one, SETTINGS)
     expected = answers(lambda plan: alone.launch(plan).sample(None).result(), chunk=64)
-    with RankThreads(checkpoint(name), divided(n_ranks), n_ranks) as ranks:
+    with RankThreads(one, divided(n_ranks), n_ranks) as ranks:
         assert answers(ranks.execute, chunk=64) == expected
+
+
+def test_the_bias_of_a_shared_expert_is_added_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, **HYBRIDS["nemotron-h-moe"], mlp_bias=True)
+    check_bits(resolve(str(tmp_path)), 2, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["grouped", "qwen3.5-moe", "nemotron-h", "nemotron-h-moe", "gemma4-moe"])
+def test_sums_take_two_memories_in_turn(checkpoint: Get, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a rank writes its next part while others may still read the one before."""
+    taken: list[PartMemory] = []
+
+    def take(memory: PartMemory, rows: Tensor) -> Tensor:
+        taken.append(memory)
+        return rows
+
+    def recording(operations: Operations, *others: Any) -> SummedOperations:
+        return SummedOperations(
+            operations,
+            lambda part, memory: Summed(part, partial(take, memory)),
+            lambda part, memory: SummedExperts(part, partial(take, memory)),
+            others[-1],
+        )
+
+    monkeypatch.setattr(executor, "SummedOperations", recording)
+    one = checkpoint(name)
+    alone = CpuExecutor(one, divided(1), ThreadCollectives(0, [None], Barrier(1)))
+    ids = PROMPTS[0]
+    rows = (row(0, ids, 0, tuple(range(20)), is_last=True, index=0),)
+    alone.launch(StepPlan(0, rows)).sample(None).result()
+    assert len(taken) >= DecoderConfig.parse(one.config, one.folder / "config.json").n_layers
+    assert all(before != after for before, after in pairwise(taken))
 
 
 def divided(n_ranks: int) -> DeviceSettings:
@@ -121,7 +168,9 @@ def divided(n_ranks: int) -> DeviceSettings:
     return msgspec.structs.replace(SETTINGS, tensor_parallel_size=n_ranks)
 
 
-@pytest.mark.parametrize("name", ["grouped", "biased", "gemma3", "gpt-oss", "qwen3.5", "qwen3-next"])
+@pytest.mark.parametrize(
+    "name", ["grouped", "biased", "gemma3", "gpt-oss", "qwen3.5", "qwen3-next", "nemotron-h", "gemma4-moe"]
+)
 def test_chunks_change_no_bit(checkpoint: Get, name: str) -> None:
     with RankThreads(checkpoint(name), divided(2), 2) as ranks:
         whole = answers(ranks.execute, chunk=64)
@@ -140,9 +189,39 @@ def test_delta_nets_that_do_not_divide_are_refused(checkpoint: Get) -> None:
     """Also where attention's heads divide; a rank has whole key heads."""
     with pytest.raises(ConfigError, match="size 4 does not divide linear_num_key_heads, 2"):
         check_for_cpu(checkpoint("qwen3.5"), divided(4))
-    one = checkpoint("nemotron-h")
-    with pytest.raises(ConfigError, match="Mamba2 layers of NemotronHForCausalLM are not divided among ranks"):
-        DecoderConfig.parse(one.config, one.folder / "config.json").shard(2)
+    with pytest.raises(ConfigError, match="size 4 does not divide n_groups, 2"):
+        check_for_cpu(checkpoint("nemotron-h"), divided(4))
+
+
+def test_kv_heads_that_do_not_divide_are_refused_in_any_layer(checkpoint: Get) -> None:
+    """Three ranks could have parts of the layers with 6 KV heads, and not of those with 2."""
+    one = checkpoint("gemma4")
+    config = one.config | {"num_attention_heads": 6, "num_key_value_heads": 6, "intermediate_size": 96}
+    config |= {"per_layer_config": {"1": {"num_key_value_heads": 2}}}
+    model = DecoderConfig.parse(config, one.folder / "config.json")
+    with pytest.raises(ConfigError, match="size 3 and num_key_value_heads 2: neither divides the other"):
+        model.shard(3)
+    assert [heads.n_kv_heads for heads in model.shard(2).heads] == [3, 1, 3, 3, 3]
+
+
+@pytest.mark.parametrize("n_kv_heads", [(1,), (2, 1), (6, 2), (3, 2), (12, 4, 1)])
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4, 6, 12])
+def test_ranks_with_the_same_part_of_a_page_have_the_same_kv_heads(
+    checkpoint: Get, n_kv_heads: tuple[int, ...], n_ranks: int
+) -> None:
+    """In all layers. So one of them stores it in host memory, and all load it."""
+    if any(n % n_ranks and n_ranks % n for n in n_kv_heads):
+        return
+    one = checkpoint("gemma4")
+    config = DecoderConfig.parse(one.config, one.folder / "config.json")
+    heads = tuple(replace(config.heads[0], n_kv_heads=n_kv_heads[i % len(n_kv_heads)]) for i in range(5))
+    n_parts = replace(config, heads=heads).n_page_parts(n_ranks)
+    shards = [Shard(rank, n_ranks) for rank in range(n_ranks)]
+    cuts = [[shard.cut((n,), (max(1, n // n_ranks),)) for n in n_kv_heads] for shard in shards]
+    parts = [rank * n_parts // n_ranks for rank in range(n_ranks)]
+    assert sorted(set(parts)) == list(range(n_parts))
+    for rank, other in combinations(range(n_ranks), 2):
+        assert (cuts[rank] == cuts[other]) >= (parts[rank] == parts[other])
 
 
 def test_a_shared_expert_that_does_not_divide_is_refused(checkpoint: Get) -> None:

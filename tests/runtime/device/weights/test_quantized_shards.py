@@ -77,7 +77,8 @@ def test_parts_are_those_of_the_dense_matrices(tmp_path: Path, name: str, n_rank
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("qwen3.5", form) for form in ("fp8 blocks", "fp8 channels", "gptq", "int4")] + [("qwen3-next", "fp8 blocks")],
+    [("qwen3.5", form) for form in ("fp8 blocks", "fp8 channels", "gptq", "int4")]
+    + [("qwen3-next", "fp8 blocks"), ("nemotron-h", "fp8 blocks"), ("nemotron-h-moe", "fp8 channels")],
 )
 def test_parts_of_delta_nets_are_those_of_the_dense_matrices(tmp_path: Path, name: str, form: str) -> None:
     """Queries, keys and values are in one matrix, of each of which a rank has a part. In blocks of 32 rows a rank
@@ -92,6 +93,22 @@ def test_parts_of_delta_nets_are_those_of_the_dense_matrices(tmp_path: Path, nam
         for lanes in (0, 3):
             found = tensors_of(quantized, Shard(rank, 2), lanes=lanes)
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "n_ranks"),
+    [("gemma4", "gptq", 4), ("gemma4-shared", "fp8 blocks", 2), ("gemma4-moe", "fp8 channels", 2)],
+)
+def test_parts_of_layers_of_several_shapes_are_those_of_the_dense_matrices(
+    tmp_path: Path, name: str, form: str, n_ranks: int
+) -> None:
+    """All ranks have the one KV head of layers with full attention, and experts have parts beside the MLP's."""
+    save_quantized(tmp_path, form, **CHECKPOINTS[name])
+    quantized, dense = (resolve(str(tmp_path / kind)) for kind in ("quantized", "dense"))
+    for rank in range(n_ranks):
+        expected = tensors_of(dense, Shard(rank, n_ranks))
+        found = tensors_of(quantized, Shard(rank, n_ranks))
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("vocab_size", [70, 200])

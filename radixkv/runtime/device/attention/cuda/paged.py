@@ -126,8 +126,9 @@ class PagedAttention:
         kinds = [self._windows]
         if window_tables is not None:
             assert window_tables.shape == tables.shape, "both have an entry for the same positions"
-            with_windows = tuple(window for window in self._windows if window is not None)
-            kinds = [(None,), with_windows]
+            kinds = [(None,)] if None in self._windows else []
+            if with_windows := tuple(window for window in self._windows if window is not None):
+                kinds.append(with_windows)
         for windows in kinds:
             prefill = self._new_prefill(windows)
             prefill.connect(self._tables_of[windows[0]])

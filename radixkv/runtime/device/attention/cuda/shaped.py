@@ -105,10 +105,9 @@ class ShapedAttention:
         self._leader = leader
 
     def connect(self, staging: Staging, tables: Tensor, window_tables: Tensor | None = None) -> None:
-        """See ``AttentionPlanner.connect``. All layers are in the same pages."""
-        assert window_tables is None, "models with heads of several shapes keep all pages"
+        """See ``AttentionPlanner.connect``."""
         for part in self._parts:
-            part.connect(staging, tables)
+            part.connect(staging, tables, window_tables)
 
     def variants(self, bucket: int) -> Sequence[Variant]:
         """See ``AttentionPlanner.variants``."""

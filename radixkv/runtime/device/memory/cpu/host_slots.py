@@ -61,6 +61,11 @@ class CpuHostSlots:
         """All slots."""
         return self.n_slots
 
+    @property
+    def is_growing(self) -> bool:
+        """False."""
+        return False
+
     def buffer(self, slot: int) -> memoryview:
         """Returns the memory of a slot. O(1)."""
         return self._memory[slot].numpy().data.cast("B")

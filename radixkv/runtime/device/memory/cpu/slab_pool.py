@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.memory.slab_shape import SlabShape
+from radixkv.runtime.device.memory.slab_shape import SlabShape, StridedLayer
 from radixkv.runtime.device.memory_check import check_allocation
 from radixkv.runtime.device.ops.base import LayerStates
 
@@ -28,17 +28,14 @@ class SlabPool:
     states: Sequence[LayerStates] = ()
 
     def __init__(self, shape: SlabShape) -> None:
-        page = shape.page
-        units = (shape.n_units, page.n_kv_heads, page.page_size, page.head_dim)
-        n_bytes = shape.n_units * page.n_bytes // page.n_layers
-        with check_allocation(n_bytes, "a KV pool", "set kv_cache_memory_bytes or max_total_tokens lower"):
-            self.k = torch.empty(units, dtype=page.dtype).zero_()
-            self.v = torch.empty(units, dtype=page.dtype).zero_()
-        self.layers: list[tuple[Tensor, Tensor]] = list(
-            zip(shape.layer_views(self.k), shape.layer_views(self.v), strict=True)
-        )
-        """K and V of each layer."""
-        self._shape = shape
+        with check_allocation(shape.n_bytes, "a KV pool", "set kv_cache_memory_bytes or max_total_tokens lower"):
+            self.k, self.v = (torch.empty(shape.n_values, dtype=shape.page.dtype).zero_() for _ in range(2))
+        self.layers = [(_pages(layer, self.k), _pages(layer, self.v)) for layer in shape.layers()]
+        """K and V that each attention reads."""
+        self._pages = [memory.view(-1, shape.page_values) for memory in (self.k, self.v)]
+        self._window_pages = [
+            memory.view(-1, shape.slab_values)[:, : shape.window_page_values] for memory in (self.k, self.v)
+        ]
 
     def copy_windows(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies window pages in all layers with windows.
@@ -46,7 +43,7 @@ class SlabPool:
         Args:
             pairs: (source, destination) window pages.
         """
-        self._copy(pairs, is_window=True)
+        _copy(self._window_pages, pairs)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages in all layers without windows; all sources are read before any destination is written.
@@ -54,11 +51,15 @@ class SlabPool:
         Args:
             pairs: (source, destination) page indices.
         """
-        self._copy(pairs, is_window=False)
+        _copy(self._pages, pairs)
 
-    def _copy(self, pairs: Sequence[tuple[int, int]], *, is_window: bool) -> None:
-        sources, destinations = [source for source, _ in pairs], [destination for _, destination in pairs]
-        for window, layer in zip(self._shape.windows, self.layers, strict=True):
-            if (window is not None) == is_window:
-                for cache in layer:
-                    cache[destinations] = cache[sources]
+
+def _pages(layer: StridedLayer, memory: Tensor) -> Tensor:
+    shape = layer.shape
+    return layer.view(memory, (shape.n_kv_heads, shape.page_size, shape.head_dim))
+
+
+def _copy(memories: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+    sources, destinations = [source for source, _ in pairs], [destination for _, destination in pairs]
+    for pages in memories:
+        pages[destinations] = pages[sources]

@@ -98,6 +98,11 @@ class CudaHostSlots:
         return max(0, self._memory.n_ready_bytes - self._n_state_bytes) // self.page_bytes
 
     @property
+    def is_growing(self) -> bool:
+        """Whether memory is being pinned."""
+        return self._memory.is_growing
+
+    @property
     def memory(self) -> PinnedMemory:
         """All of the memory; its beginning belongs to states."""
         return self._memory

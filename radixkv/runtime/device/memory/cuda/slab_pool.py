@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.memory.cuda.kv_pool import copy_pages, layout_name
-from radixkv.runtime.device.memory.page_shape import PageLayout
-from radixkv.runtime.device.memory.slab_shape import SlabShape
+from radixkv.runtime.device.memory.slab_shape import SlabShape, StridedLayer
 from radixkv.runtime.device.ops.base import LayerStates
 
 
@@ -28,35 +27,33 @@ class CudaSlabPool:
     states: Sequence[LayerStates] = ()
 
     def __init__(self, shape: SlabShape, device: torch.device) -> None:
-        page, n_slabs = shape.page, shape.n_units // shape.units_per_slab
-        units = (shape.n_units, page.page_size, page.n_kv_heads, page.head_dim)
-        self.k = torch.zeros(units, dtype=page.dtype, device=device)
-        self.v = torch.zeros(units, dtype=page.dtype, device=device)
-        self.layers = list(zip(shape.layer_views(self.k), shape.layer_views(self.v), strict=True))
-        """K and V of each layer."""
-        self.layout = layout_name(PageLayout.uniform(page))
+        self.k, self.v = (torch.zeros(shape.n_values, dtype=shape.page.dtype, device=device) for _ in range(2))
+        self.layers = [(_pages(layer, self.k), _pages(layer, self.v)) for layer in shape.layers()]
+        """K and V that each attention reads."""
+        self.layout = layout_name(shape.page)
         """K and V of a page's tokens in all layers, as files of pages name them."""
-        self.dtype = page.dtype
+        self.dtype = shape.page.dtype
         """Dtype of K and V."""
         self.n_pages = shape.n_pages
         """Pages of layers without windows that can be allocated."""
-        self.zero_page = (n_slabs - 1) * shape.pages_per_slab
-        """The first page of the slab that stays zero."""
-        self.zero_window_page = n_slabs - 1
+        self.zero_window_page = shape.n_slabs_in_memory - 1
         """The window page that stays zero."""
-        self.page_pitch = shape.n_full * page.page_size
+        self.zero_page = self.zero_window_page * shape.pages_per_slab
+        """The first page of the slab that stays zero."""
+        self.page_pitch = shape.pitch(has_window=False)
         """Tokens from the beginning of one page of a layer without a window to that of the next."""
-        self.window_pitch = shape.units_per_slab * page.page_size
+        self.window_pitch = shape.pitch(has_window=True)
         """The same in layers with windows."""
-        n_windows = page.n_layers - shape.n_full
-        # The units of a page are consecutive, so that it is copied in all layers at once.
-        words = [cache.view(torch.int64) for cache in (self.k, self.v)]
-        self._pages = [cache.view(n_slabs * shape.pages_per_slab, -1) for cache in words]
-        self._window_pages: list[Tensor] = [
-            cache.view(n_slabs, shape.units_per_slab, -1)[:, :n_windows] for cache in words
+        # The layers of a page are consecutive, so that it is copied in all of them at once.
+        pages = [memory.view(-1, shape.page_values) for memory in (self.k, self.v)]
+        window_pages = [
+            memory.view(-1, shape.slab_values)[:, : shape.window_page_values] for memory in (self.k, self.v)
         ]
-        self._page_bytes = page.n_bytes // page.n_layers * shape.n_full
-        self._window_page_bytes = page.n_bytes // page.n_layers * n_windows
+        self._pages, self._window_pages = (
+            [values.view(torch.int64) for values in of_kind] for of_kind in (pages, window_pages)
+        )
+        self._page_bytes = 2 * shape.page_values * self.dtype.itemsize
+        self._window_page_bytes = 2 * shape.window_page_values * self.dtype.itemsize
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages (source, destination) in all layers without windows, on the current stream; no source is a
@@ -66,3 +63,8 @@ class CudaSlabPool:
     def copy_windows(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies window pages, as ``copy``."""
         copy_pages(self._window_pages, 0, pairs, self._window_page_bytes)
+
+
+def _pages(layer: StridedLayer, memory: Tensor) -> Tensor:
+    shape = layer.shape
+    return layer.view(memory, (shape.page_size, shape.n_kv_heads, shape.head_dim))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.cpu.layers import Experts, LayerNorm, Linear, RMSNorm, activate
+from radixkv.runtime.device.ops.cpu.layers import LayerNorm, Linear, RMSNorm, activate
 
 Norm = RMSNorm | LayerNorm
 
@@ -27,7 +27,13 @@ class ExpertsBeside(base.ExpertsBeside):
     """
 
     def __init__(
-        self, experts: Experts, router_scale: Tensor, eps: float, norm: Norm, after_mlp: Norm, after_experts: Norm
+        self,
+        experts: base.RoutedExperts,
+        router_scale: Tensor,
+        eps: float,
+        norm: Norm,
+        after_mlp: Norm,
+        after_experts: Norm,
     ) -> None:
         self._experts = experts
         self._router_scale = router_scale

@@ -207,7 +207,7 @@ class Mlp(base.Mlp):
         return torch.cat(chunks, out=out)
 
 
-class Experts(base.Mlp):
+class Experts(base.Mlp, base.RoutedExperts):
     """Mixture of experts: a weighted sum of the MLPs that a router selects for each token, and of a shared one.
 
     Only selected experts compute, each for all of its tokens at once. A token's terms are always added in the order
@@ -236,13 +236,7 @@ class Experts(base.Mlp):
         return self.mixed(as_tensor(x), as_tensor(x), out)
 
     def mixed(self, x: Tensor, routed: Tensor, out: Tensor | None = None) -> Tensor:
-        """Maps rows as the experts do that the router selects for others.
-
-        Args:
-            x: [rows, hidden], what the experts compute.
-            routed: [rows, hidden], what the router reads.
-            out: [rows, hidden]; None allocates it.
-        """
+        """See ``ops.base.RoutedExperts``."""
         expert_weights, chosen = self._route(routed)
         total = torch.zeros_like(x) if out is None else out.zero_()
         for index in sorted(set(chosen.flatten().tolist())):

@@ -106,10 +106,14 @@ class CpuOperations:
         """See ``Operations.experts``."""
         return Experts(weights, self._tiles, self._config.activation, config)
 
-    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> ExpertsBeside:
+    def routed_experts(self, weights: ExpertsWeights, config: ExpertConfig) -> base.RoutedExperts:
+        """See ``Operations.routed_experts``."""
+        return self.experts(weights, config)
+
+    def experts_beside(self, weights: ExpertsBesideWeights, experts: base.RoutedExperts) -> ExpertsBeside:
         """See ``Operations.experts_beside``."""
         return ExpertsBeside(
-            self.experts(weights.experts, config),
+            experts,
             weights.router_scale,
             self._config.norm_eps,
             self.norm(weights.norm),

@@ -16,7 +16,7 @@ from torch import Tensor, distributed
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.ops.base import RmsFields, Rows
 from radixkv.runtime.device.ops.cuda.rank_sums import MAX_PROGRAMS, Meeting, broadcast, gather_logits, sum_parts
-from radixkv.runtime.device.ops.summed import HalfLayer
+from radixkv.runtime.device.ops.summed import PartMemory
 
 _ALIGNMENT = 256
 _DISABLE_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
@@ -92,16 +92,20 @@ class CudaCollectives:
         counts = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
         self._meeting = Meeting(self.rank, flags, counts, self._gives_up)
 
-    def part(self, half: HalfLayer, n_rows: int) -> Tensor:
+    def part(self, memory: PartMemory, n_rows: int) -> Tensor:
         """[n_rows, hidden]: the memory for this rank's part of a sum."""
-        assert n_rows <= len(self._parts[half]), "allocate was told the most rows"
-        return self._parts[half][:n_rows]
+        assert n_rows <= len(self._parts[memory]), "allocate was told the most rows"
+        return self._parts[memory][:n_rows]
 
     def sum_parts(
-        self, half: HalfLayer, out: Rows, residual: Tensor | None = None, norm: RmsFields | None = None
+        self, memory: PartMemory, out: Rows, residual: Tensor | None = None, norm: RmsFields | None = None
     ) -> None:
-        """Sums what all ranks have in ``part(half)``; see ``rank_sums.sum_parts``. Both halves must alternate."""
-        sum_parts(self._addresses[half], self._meeting, out, residual, norm)
+        """Sums what all ranks have in ``part(memory)``; see ``rank_sums.sum_parts``.
+
+        The sums of a step take both memories in turn. The first one of a step may take that of the last one before,
+        because all ranks meet between steps, in ``broadcast``.
+        """
+        sum_parts(self._addresses[memory], self._meeting, out, residual, norm)
 
     def logits_part(self, n_rows: int, size: int) -> Tensor:
         """[n_rows, size]: the memory for this rank's part of logits."""

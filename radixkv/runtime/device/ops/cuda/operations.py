@@ -68,10 +68,11 @@ class CudaOperations:
         self._config = config
         self._has_fp8 = has_fp8
         self._cosine_sine = {
-            (rope, size): _cosine_sine(rope, size, max_positions).to(device)
+            (rope, size): torch.cat(rope.cosine_sine(size, max_positions), -1).to(device)
             for rope, size in {
                 (config.rope_of(layer), config.heads[layer].rotary_dim) for layer in config.attention_layers
             }
+            if rope is not None
         }
         """By rotary embedding and number of rotated dimensions, [max_positions, rotary_dim] float32: cosines, then
         sines, each of half the rotated dimensions."""
@@ -150,10 +151,14 @@ class CudaOperations:
             scales=weights.scales,
         )
 
-    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> ExpertsBeside:
+    def routed_experts(self, weights: ExpertsWeights, config: ExpertConfig) -> base.RoutedExperts:
+        """See ``Operations.routed_experts``."""
+        return self.experts(weights, config)
+
+    def experts_beside(self, weights: ExpertsBesideWeights, experts: base.RoutedExperts) -> ExpertsBeside:
         """See ``Operations.experts_beside``."""
         return ExpertsBeside(
-            experts=self.experts(weights.experts, config),
+            experts=experts,
             router_norm=RMSNorm(weights.router_scale, self._config.norm_eps),
             norm=self.norm(weights.norm),
             after_mlp=self.norm(weights.after_mlp),
@@ -175,7 +180,7 @@ class CudaOperations:
     ) -> RotateAndStore:
         """See ``Operations.rotate_and_store``."""
         return RotateAndStore(
-            self._cosine_sine[rope, heads.rotary_dim],
+            None if rope is None else self._cosine_sine[rope, heads.rotary_dim],
             query_norm,
             key_norm,
             self._config.norm_eps,
@@ -207,7 +212,7 @@ class SharedExpert:
 
 
 @dataclass(frozen=True)
-class Experts(base.Mlp):
+class Experts(base.Mlp, base.RoutedExperts):
     """A mixture of experts: a weighted sum of the MLPs that a router selects for each token, and of a shared one.
 
     Memory: for each token, ``n_active`` rows of the inner and of the hidden size, in chunks of 8,192 tokens: 0.4 GB
@@ -233,13 +238,7 @@ class Experts(base.Mlp):
         return self.mixed(as_tensor(x), as_tensor(x), out)
 
     def mixed(self, x: Tensor, routed: Tensor, out: Tensor | None = None) -> Tensor:
-        """Maps rows as the experts do that the router selects for others.
-
-        Args:
-            x: [rows, hidden], what the experts compute.
-            routed: [rows, hidden], what the router reads.
-            out: [rows, hidden]; None allocates it.
-        """
+        """See ``ops.base.RoutedExperts``."""
         out = torch.empty_like(x) if out is None else out
         for rows, read, sums in zip(
             *(torch.split(each, self.chunk_tokens) for each in (x, routed, out)), strict=True
@@ -303,7 +302,7 @@ class ExpertsBeside(base.ExpertsBeside):
     The router reads the residual stream divided by its root mean square, times a weight, over the root of the size.
     """
 
-    experts: Experts
+    experts: base.RoutedExperts
     router_norm: RMSNorm
     norm: base.Norm
     """Of the experts' input."""
@@ -334,12 +333,3 @@ class LayerInput(base.LayerInput):
 def _rounded_for(weight: Tensor | Fp8Matrix, x: Tensor) -> Rows:
     """Returns ``x`` as a product with ``weight`` takes it: in FP8 if that is."""
     return quantize_rows(x, row_scales(weight)) if isinstance(weight, Fp8Matrix) else x
-
-
-def _cosine_sine(rope: Rope | None, rotary_dim: int, max_positions: int) -> Tensor:
-    """Returns the table of a rotary embedding; without one, that of angles of 0, which rotate nothing."""
-    if rope is None:
-        halves = torch.ones(max_positions, rotary_dim // 2), torch.zeros(max_positions, rotary_dim // 2)
-    else:
-        halves = rope.cosine_sine(rotary_dim, max_positions)
-    return torch.cat(halves, -1)

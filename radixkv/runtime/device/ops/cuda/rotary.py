@@ -21,9 +21,9 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, pow
 class RotateAndStore:
     """Norms and rotates heads (half-split rotary), and writes K and V into the pool, in one kernel."""
 
-    cosine_sine: Tensor
+    cosine_sine: Tensor | None
     """[positions, rotated dimensions] float32, cosines in the first half, sines in the second. The dimensions after
-    these are not rotated."""
+    these are not rotated; None: none is."""
     query_norm: Tensor | None
     """[head_dim], as is ``key_norm``: weights of an RMS norm over each head before rotation; both or neither, but
     that a layer without own keys has none for these. What they multiply is rounded to their dtype before."""
@@ -51,17 +51,22 @@ class RotateAndStore:
         """
         n_tokens, n_heads, head_dim = q_out.shape
         n_kv_heads = (qkv.shape[1] // head_dim - n_heads) // (2 if self.has_values else 1)
-        heads, rotary_dim = power_of_two(n_heads), self.cosine_sine.shape[1]
-        is_whole = rotary_dim == head_dim
-        kernel, constants = rotate_part_and_store, {"ROTARY_DIM": rotary_dim}
-        if is_whole:
-            kernel, constants = _rotate_and_store, {"VALUES": self.has_values, "NORMS_VALUES": self.has_value_norm}
-        assert is_whole or (n_kv_heads and self.has_values and not self.has_value_norm), "other models"
+        heads, angles = power_of_two(n_heads), self.cosine_sine
+        constants: dict[str, int]
+        if angles is None or angles.shape[1] == head_dim:
+            kernel = _rotate_and_store
+            constants = {"VALUES": self.has_values, "NORMS_VALUES": self.has_value_norm}
+            constants["ROTATES"] = angles is not None
+        else:
+            kernel = rotate_part_and_store
+            constants = {"ROTARY_DIM": angles.shape[1]}
+            is_supported = n_kv_heads and self.has_values and not self.has_value_norm
+            assert is_supported, "other models"
         kernel[(n_tokens,)](
             qkv,
             inputs.positions,
             inputs.slot_mapping,
-            self.cosine_sine,
+            qkv if angles is None else angles,
             k_cache,
             v_cache,
             q_out,
@@ -103,6 +108,7 @@ def _rotate_and_store(
     v_scale: tl.tensor,
     VALUES: tl.constexpr,
     NORMS_VALUES: tl.constexpr,
+    ROTATES: tl.constexpr,
     N_HEADS: tl.constexpr,
     N_KV_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -127,7 +133,8 @@ def _rotate_and_store(
         gdc_launch_dependents()
     # All loads come before the first use, so that their latencies overlap.
     slot = tl.load(slot_mapping + token).to(tl.int64)
-    angles = cosine_sine + tl.load(positions + token).to(tl.int64) * HEAD_DIM + dims
+    if ROTATES:
+        angles = cosine_sine + tl.load(positions + token).to(tl.int64) * HEAD_DIM + dims
     source = qkv + token * qkv_stride
     q_first = tl.load(source + query_offsets, is_query, 0.0)
     q_second = tl.load(source + query_offsets + HALF, is_query, 0.0)
@@ -136,11 +143,13 @@ def _rotate_and_store(
         k_first = tl.load(source + key_offsets, is_key, 0.0)
         k_second = tl.load(source + key_offsets + HALF, is_key, 0.0)
         v = tl.load(source + (N_KV_HEADS * HEAD_DIM if VALUES else 0) + value_offsets, is_key, 0.0)
-    cosine, sine = tl.load(angles), tl.load(angles + HALF)
+    if ROTATES:
+        cosine, sine = tl.load(angles), tl.load(angles + HALF)
     if NORMS:
         q_first, q_second = _norm_heads(q_first, q_second, query_norm, eps, HALF, ADDS_ONE)
 
-    q_first, q_second = _rotate(q_first, q_second, cosine, sine)
+    if ROTATES:
+        q_first, q_second = _rotate(q_first, q_second, cosine, sine)
     target = q_out + token * (N_HEADS * HEAD_DIM) + query_offsets
     tl.store(target, q_first, is_query)
     tl.store(target + HALF, q_second, is_query)
@@ -148,7 +157,8 @@ def _rotate_and_store(
     if N_KV_HEADS > 0:
         if NORMS:
             k_first, k_second = _norm_heads(k_first, k_second, key_norm, eps, HALF, ADDS_ONE)
-        k_first, k_second = _rotate(k_first, k_second, cosine, sine)
+        if ROTATES:
+            k_first, k_second = _rotate(k_first, k_second, cosine, sine)
         if NORMS_VALUES:
             full = v.to(tl.float32)
             v = (full * tl.rsqrt(tl.sum(full * full, 1) / HEAD_DIM + eps)[:, None]).to(v.dtype)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from radixkv.runtime.device.ops.base import Fp8Rows, Norm, NormReader, Rows, RowScales
+from radixkv.runtime.device.ops.base import Fp8Rows, Norm, NormReader, RoutedExperts, Rows, RowScales
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
 from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows
-from radixkv.runtime.device.ops.summed import HalfLayer, SummedPart
+from radixkv.runtime.device.ops.summed import PartMemory, SummedPart
 
 
 class CudaSummed(SummedPart):
@@ -16,13 +17,13 @@ class CudaSummed(SummedPart):
     Args:
         collectives: of the rank; connected before the first call.
         part: computes this rank's part of each output.
-        half: which of the memories for parts is used.
+        memory: which of the memories for parts is used.
     """
 
-    def __init__(self, collectives: CudaCollectives, part: NormReader, half: HalfLayer) -> None:
+    def __init__(self, collectives: CudaCollectives, part: NormReader, memory: PartMemory) -> None:
         self._part = part
         self._collectives = collectives
-        self._half = half
+        self._memory = memory
 
     @property
     def input_scales(self) -> RowScales | None:
@@ -34,7 +35,7 @@ class CudaSummed(SummedPart):
         part = self._compute(x, x.n_rows if isinstance(x, Fp8Rows) else len(x))
         if out is None:
             out = part.new_empty(part.shape)
-        self._collectives.sum_parts(self._half, out)
+        self._collectives.sum_parts(self._memory, out)
         return out
 
     def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
@@ -44,8 +45,30 @@ class CudaSummed(SummedPart):
             return norm.add(self(x), residual)
         self._compute(x, len(residual))
         out = new_rows(residual, fields.out_scales)
-        self._collectives.sum_parts(self._half, out, residual, fields)
+        self._collectives.sum_parts(self._memory, out, residual, fields)
         return out
 
     def _compute(self, x: Rows, n_rows: int) -> Tensor:
-        return self._part(x, self._collectives.part(self._half, n_rows))
+        return self._part(x, self._collectives.part(self._memory, n_rows))
+
+
+class CudaSummedExperts(RoutedExperts):
+    """A mixture of experts whose outputs are summed over all GPUs.
+
+    Args:
+        collectives: of the rank; connected before the first call.
+        part: computes this rank's part of each output.
+        memory: which of the memories for parts is used.
+    """
+
+    def __init__(self, collectives: CudaCollectives, part: RoutedExperts, memory: PartMemory) -> None:
+        self._part = part
+        self._collectives = collectives
+        self._memory = memory
+
+    def mixed(self, x: Tensor, routed: Tensor, out: Tensor | None = None) -> Tensor:
+        """See ``ops.base.RoutedExperts``."""
+        self._part.mixed(x, routed, self._collectives.part(self._memory, len(x)))
+        out = torch.empty_like(x) if out is None else out
+        self._collectives.sum_parts(self._memory, out)
+        return out
