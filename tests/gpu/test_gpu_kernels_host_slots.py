@@ -20,7 +20,9 @@ from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
 from radixkv.runtime.device.memory.cuda.host_states import CudaHostStates
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
+from radixkv.runtime.device.memory.cuda.slab_pool import CudaSlabPool
 from radixkv.runtime.device.memory.page_shape import PageLayout, PageShape
+from radixkv.runtime.device.memory.slab_shape import SlabShape
 from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.model_config.states import DeltaNetConfig
 
@@ -61,8 +63,9 @@ class MovingDriver:
             ctypes.memmove(destination, source, size)
 
 
-def test_pages_and_states_share_pinned_memory_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver, device = MovingDriver(), torch.device("cpu")
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> MovingDriver:
+    driver = MovingDriver()
     monkeypatch.setattr(host_slots, "_PIECE_BYTES", PIECE_BYTES)
     monkeypatch.setattr(host_slots, "CopyStream", PlayedStream)
     monkeypatch.setattr(host_slots, "local_cpus", lambda bus_id: None)
@@ -71,6 +74,54 @@ def test_pages_and_states_share_pinned_memory_in_pieces(monkeypatch: pytest.Monk
     )
     monkeypatch.setattr(host_slots, "_unpin", lambda _: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    return driver
+
+
+def test_pages_and_window_pages_share_slots_in_pieces(driver: MovingDriver) -> None:
+    """Of two layers without windows and five with them: a window page takes three slots, and a sixth of its slab is
+    unused."""
+    page = PageShape(7, 2, 4, 64, torch.float16)
+    windows = (8, None, 8, 8, None, 8, 8)
+    shape = SlabShape(PageLayout.uniform(page), windows, n_slabs=9, n_window_slabs=3)
+    pool = CudaSlabPool(shape, torch.device("cpu"))
+    for units in (pool.k, pool.v):
+        units.normal_()
+    n_slots, slab_bytes = 32, 3 * pool.page_bytes
+    played: Any = driver
+    host = CudaHostSlots(pool, n_slots * pool.page_bytes, played, CopyPace(lambda: False), slabs=pool.slabs)
+    assert (pool.slabs.page_bytes, host.n_slots) == (slab_bytes, n_slots)
+    while host.n_usable < host.n_slots:
+        time.sleep(0.001)
+    assert len(driver.pieces) > 3
+
+    before = [(k.clone(), v.clone()) for k, v in pool.layers]
+    pages, slots, loaded = [0, 7, 8, 20], [3, 0, 30, 31], [1, 6, 22, 24]
+    window_pages, slabs, loaded_windows = [1, 10, 4, 11], [2, 3, 9, 5], [9, 1, 5, 3]
+    host.store(pages, slots)
+    assert host.windows is not None
+    host.windows.store(list(zip(slabs, window_pages, strict=True)))
+    for cache in (pool.k, pool.v):
+        cache.zero_()
+    host.load(slots, loaded)
+    host.windows.load(list(zip(slabs, loaded_windows, strict=True)))
+    for window, layer, old in zip(windows, pool.layers, before, strict=True):
+        sources, places = (pages, loaded) if window is None else (window_pages, loaded_windows)
+        for cache, wanted in zip(layer, old, strict=True):
+            assert torch.equal(cache[places], wanted[sources])
+    n_written = len(pages) * shape.page_values + len(slabs) * shape.slab_values
+    assert int((pool.k.view(-1, 64) != 0).any(1).sum()) * 64 == n_written
+    for n, buffer in enumerate(buffers := [host.buffer(slot) for slot in range(n_slots)]):
+        buffer[:] = bytes([n]) * pool.page_bytes
+    host.windows.load([(4, 0)])
+    slab = torch.cat([cache.view(12 + 1, -1)[0] for cache in (pool.k, pool.v)]).view(torch.uint8)
+    assert slab.view(3, -1).tolist() == [[n] * pool.page_bytes for n in (12, 13, 14)]
+    for buffer in buffers:
+        buffer.release()
+    host.close()
+
+
+def test_pages_and_states_share_pinned_memory_in_pieces(driver: MovingDriver) -> None:
+    device = torch.device("cpu")
     pool = CudaPool(PAGE, N_PAGES, device)
     states = CudaStates(DELTA_NETS, 2, N_TREE_SLOTS, torch.float16, device)
     for values in (pool.k, pool.v, *(one for layer in states.layers for one in layer)):

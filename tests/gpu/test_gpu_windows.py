@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from cpu_oracle import check_hits, check_scores, first_difference
+from cpu_oracle import check_hits, check_same_bits, check_scores, first_difference
 from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, random_ids, save, two_gpus
 
-from radixkv import LLM, SamplingParams
+from radixkv import LLM, RequestOutput, SamplingParams
+from radixkv.runtime.device import factory
 
 WINDOW, END = 128, 2
 MODELS: Mapping[str, Mapping[str, Any]] = {
@@ -240,7 +242,8 @@ def test_choices_and_beams_are_those_without_window_pages(folder: Path) -> None:
     with on_gpu(folder) as llm:
         found = llm.generate(prompts, sampled, use_tqdm=False)
         beam_found = llm.generate(prompts, beams, use_tqdm=False)
-    with on_gpu(folder, has_windows=False, host_memory_bytes=1 << 28) as llm:
+    no_windows = patch.object(factory, "are_mixed", return_value=False)
+    with no_windows, on_gpu(folder, has_windows=False) as llm:
         expected = llm.generate(prompts, sampled, use_tqdm=False)
         beam_expected = llm.generate(prompts, beams, use_tqdm=False)
     pairs = [
@@ -255,6 +258,49 @@ def test_choices_and_beams_are_those_without_window_pages(folder: Path) -> None:
     ]
     print(f"{sum(equal)} of {len(equal)} choices and {sum(beam_equal)} of {len(beam_equal)} best beams are equal")
     assert sum(equal) >= 0.25 * len(equal), "most answers differ, and not by rounding alone"
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8_e4m3"])
+def test_pages_and_windows_come_back_from_host_memory_and_after_a_restart_from_disk(
+    kv_dtype: str, folder: Path, tmp_path: Path
+) -> None:
+    """With the bits of cold prompts, beside other prompts that take the pool. All chunks have 64 tokens."""
+    system = [*random_ids(200, seed=1), END]
+    prompts = [[*system, *random_ids(n, seed=n), END, *random_ids(9, seed=n + 1)] for n in (100, 300, 60)]
+    others = [random_ids(500, seed=seed) for seed in range(20, 26)]
+    settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "kv_cache_dtype": kv_dtype}
+    tiers = {"host_memory_bytes": 64 << 20, "cache_dir": str(tmp_path / "kv"), "load_policy": "always"}
+    few = {"max_total_tokens": 2048, "max_model_len": 1024}
+
+    def answers(llm: LLM) -> list[RequestOutput]:
+        return [llm.generate([one], greedy(12, logprobs=20), use_tqdm=False)[0] for one in prompts]
+
+    with on_gpu(folder, enable_prefix_caching=False, **settings) as llm:
+        cold = answers(llm)
+    for is_restarted in (False, True):
+        with on_gpu(folder, **settings, **tiers, **few) as llm:
+            for n in range(200):  # until the memory is pinned
+                llm.generate([random_ids(5, seed=n)], greedy(1), use_tqdm=False)
+                host = llm.get_metrics().host
+                if host is not None and host.n_slots:
+                    break
+            for turn in range(4):
+                found = answers(llm)
+                print(
+                    "cached, loaded and fetched tokens",
+                    [(one.num_cached_tokens, one.num_loaded_tokens, one.num_fetched_tokens) for one in found],
+                )
+                check_same_bits(found, cold)
+                if turn or is_restarted:
+                    assert all((one.num_cached_tokens or 0) >= 192 for one in found)
+                llm.generate(others, greedy(12), use_tqdm=False)
+            metrics = llm.get_metrics()
+        print(metrics.host, metrics.disk)
+        assert metrics.host is not None
+        assert metrics.disk is not None
+        assert (metrics.host.copies_failed_total, metrics.disk.pages_lost_total) == (0, 0)
+        assert metrics.host.pages_loaded_total > 0
+        assert metrics.disk.pages_fetched_total > 0 or not is_restarted
 
 
 def test_drafts_change_no_answer(folder: Path) -> None:

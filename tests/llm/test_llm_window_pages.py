@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from radixkv import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from radixkv.runtime.cache.window_pages import WindowPages
+from radixkv.runtime.device import factory
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.memory.cpu.slab_pool import SlabPool
 from radixkv.runtime.step.plan import StepPlan
@@ -57,12 +60,17 @@ def opened(folder: Path, **settings: Any) -> LLM:
 
 def cold_bits(folder: Path, prompts: Sequence[Sequence[int]], params: SamplingParams = PARAMS) -> list[Any]:
     """Returns the bits of answers that are computed alone, with pages of all layers."""
-    with opened(folder, max_total_tokens=8192, host_memory_bytes=1 << 24) as llm:
+    with pages_of_all_layers(), opened(folder, max_total_tokens=8192) as llm:
         assert not has_window_pages(llm)
         return [
             bits(llm.generate([{"prompt_token_ids": list(one), "cache_salt": f"{n}"}], params, use_tqdm=False)[0])
             for n, one in enumerate(prompts)
         ]
+
+
+def pages_of_all_layers() -> Any:
+    """Lets engines that are opened meanwhile keep the pages of all layers."""
+    return patch.object(factory, "are_mixed", return_value=False)
 
 
 def text(n: int, seed: int) -> list[int]:
@@ -204,11 +212,8 @@ def test_bits_with_little_memory_and_many_requests_at_once(folder: Path, setting
 @of_gemma
 @pytest.mark.parametrize(
     ("settings", "what"),
-    [
-        ({"host_memory_bytes": 1 << 24}, "host_memory_bytes (--host-memory) copies pages of all layers"),
-        ({"max_total_tokens": 64, "max_num_batched_tokens": 64, "max_num_seqs": 4}, "the pool is too small"),
-    ],
-    ids=["host memory", "small pool"],
+    [({"max_total_tokens": 64, "max_num_batched_tokens": 64, "max_num_seqs": 4}, "the pool is too small")],
+    ids=["small pool"],
 )
 def test_the_log_says_why_all_pages_are_kept(
     folder: Path, settings: dict[str, Any], what: str, caplog: pytest.LogCaptureFixture
@@ -237,8 +242,8 @@ def test_beams_and_a_salt(folder: Path) -> None:
     prompt = text(200, 1)
     params = BeamSearchParams(beam_width=3, max_tokens=40)
     found = []
-    for host_memory_bytes in (None, 1 << 24):
-        with opened(folder, host_memory_bytes=host_memory_bytes) as llm:
+    for context in (nullcontext(), pages_of_all_layers()):
+        with context, opened(folder) as llm:
             (output,) = llm.beam_search([{"prompt_token_ids": prompt}], params)
             found.append([(beam.tokens, beam.cum_logprob) for beam in output.sequences])
             salted = [
@@ -293,9 +298,9 @@ def test_prompts_that_take_all_of_a_pool_are_answered_in_chunks(folder: Path, n_
 def test_short_chats_are_found_as_with_pages_of_all_layers(folder: Path) -> None:
     """Of chats shorter than the window as many as the pool holds: their tails need as many slabs as their pages."""
     n_cached = []
-    for more in ({}, {"host_memory_bytes": 1 << 20, "load_policy": "never"}):
-        with opened(folder, max_total_tokens=576, page_size=4, **more) as llm:
-            assert has_window_pages(llm) is not more
+    for context in (nullcontext(), pages_of_all_layers()):
+        with context, opened(folder, max_total_tokens=576, page_size=4) as llm:
+            assert has_window_pages(llm) == isinstance(context, nullcontext)
             chats = [[*text(20, 100 + n), END, *text(8, 200 + n), END, 5] for n in range(8)]
             n_cached.append(0)
             for turn in range(2):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import pytest
 
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.free_pages import Slabs
 from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.cache.window_table import WindowTable
+from radixkv.runtime.tiers.copied_states import HeldState, StatePlace, CopiedTails
+from radixkv.runtime.tiers.tier_link import TierLink
 from radixkv.tree.node import State
 
 Patch = pytest.MonkeyPatch
@@ -130,6 +134,39 @@ def count_the_pages_in_the_place_of_tails_as_taken(patch: Patch) -> None:
     patch.setattr(WindowPages, "n_pages_evictable", property(lambda self: 0))
 
 
+def free_the_window_pages_of_a_store_in_flight(patch: Patch) -> None:
+    patch.setattr(CopiedTails, "hold", lambda self, state: HeldState(state, _parts(self, state)))
+    patch.setattr(CopiedTails, "let_go", lambda self, held: None)
+
+
+def copy_one_window_page_too_few(patch: Patch) -> None:
+    pairs = StatePlace.pairs
+    patch.setattr(StatePlace, "pairs", lambda self, source: pairs(self, source)[1:] or pairs(self, source))
+
+
+def share_the_window_pages_of_other_entries(patch: Patch) -> None:
+    reserve_tail = WindowPages.reserve_tail
+
+    def mutant(self: WindowPages, cache: PageCache, n_tokens: int, known: Mapping[int, int], **more: Any) -> Any:
+        return reserve_tail(self, cache, n_tokens, {entry + 1: page for entry, page in known.items()}, **more)
+
+    patch.setattr(WindowPages, "reserve_tail", mutant)
+
+
+def attach_the_tail_of_a_failed_copy(patch: Patch) -> None:
+    end_load = TierLink._end_load
+    patch.setattr(
+        TierLink,
+        "_end_load",
+        lambda self, load, finished: end_load(self, load, finished._replace(n_pages=load.n_pages)),
+    )
+
+
+def _parts(tails: CopiedTails, state: State) -> dict[int, int]:
+    last = state.n_tokens // tails._cache.page_size
+    return dict(enumerate(state.pages, last - len(state.pages)))
+
+
 OF_WINDOW_PAGES: tuple[Callable[[Patch], None], ...] = (
     free_a_window_page_with_a_position_of_the_window,
     keep_the_window_pages_behind_the_window,
@@ -142,4 +179,8 @@ OF_WINDOW_PAGES: tuple[Callable[[Patch], None], ...] = (
     send_one_window_page_too_few,
     take_a_divided_slab_for_a_window,
     count_the_pages_in_the_place_of_tails_as_taken,
+    free_the_window_pages_of_a_store_in_flight,
+    copy_one_window_page_too_few,
+    share_the_window_pages_of_other_entries,
+    attach_the_tail_of_a_failed_copy,
 )

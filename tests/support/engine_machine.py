@@ -333,6 +333,8 @@ class MixedEngineMachine(EngineMachine):
         shares=st.sampled_from((True, True, True, False)),
         policy=st.sampled_from(("lpm", "fcfs")),
         tenants=st.sampled_from(((), (), WITHOUT_PAGE_SHARES)),
+        n_slots=st.sampled_from((0, 0, 30, 150)),
+        has_disk=st.booleans(),
     )
     def start(  # type: ignore[override]
         self,
@@ -343,6 +345,8 @@ class MixedEngineMachine(EngineMachine):
         shares: bool,
         policy: str,
         tenants: tuple[TenantConfig, ...],
+        n_slots: int,
+        has_disk: bool,
     ) -> None:
         self.actions = Actions(
             n_pages,
@@ -352,7 +356,32 @@ class MixedEngineMachine(EngineMachine):
             pages_per_slab=pages_per_slab,
             policy=policy,
             tenants=tenants,
+            n_slots=n_slots,
+            has_disk=has_disk and n_slots > 0,
         )
+
+    @rule(n_transfers=st.integers(1, 4), which=small)
+    def finish_transfers(self, n_transfers: int, which: int) -> None:
+        for _ in range(n_transfers):
+            self.actions.finish_transfer(which)
+
+    @rule(which=small, n_pages=st.integers(0, 4))
+    def fail_transfer(self, which: int, n_pages: int) -> None:
+        self.actions.finish_transfer(which, n_pages)
+
+    @rule(which=small)
+    def lose(self, which: int) -> None:
+        self.actions.lose(which)
+
+    @rule(base=small, evicts_slots=st.booleans())
+    def return_after_an_eviction(self, base: int, evicts_slots: bool) -> None:
+        """Serves all requests, evicts the device, maybe some slots, and adds a known prompt."""
+        self.actions.serve_all()
+        self.actions.evict(self.actions.engine.n_pages)
+        if evicts_slots:
+            self.actions.evict_slots(self.actions.engine.host.n_pages)
+        self.actions.add(base, 40, [1], RequestOptions(), twice=False)
+        self.actions.launch()
 
 
 SHARES = ((0.0, 1.0), (0.0, 0.4), (0.25, 0.5), (0.3, 1.0))

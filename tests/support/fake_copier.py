@@ -31,6 +31,12 @@ def slot_of(buffer: memoryview) -> int:
     return int.from_bytes(buffer, "little")
 
 
+class InWindow(NamedTuple):
+    """What a slot has of a token of a window page."""
+
+    value: Any
+
+
 class Copy(NamedTuple):
     ticket: int
     is_load: bool
@@ -97,7 +103,9 @@ class FakeCopier:
                 self._write_page(page, self.slots[slot])
             else:
                 self.slots[slot] = self._read_page(page)
-        for slot, tree_slot in () if fails else copy.states:
+        if self.device.mixed_window is not None:
+            self._copy_windows(copy.is_load, copy.states[: len(copy.states) // 2] if fails else copy.states)
+        for slot, tree_slot in () if fails or self.device.mixed_window is not None else copy.states:
             first = FIRST_STATE + slot * STATE_PARTS
             if copy.is_load:
                 (state,) = {one for part in range(STATE_PARTS) for one in self.slots[first + part]}
@@ -123,10 +131,30 @@ class FakeCopier:
         assert all(slot < self.n_slots for slot in slots), "no such slot"
         self._n_tickets += 1
         assert len({slot for slot, _ in states}) == len(states), "a state twice in one copy"
-        if is_load:  # a copy may write at once, before steps that are planned or launched
+        # A copy may write at once, before steps that are planned or launched.
+        if is_load and self.device.mixed_window is None:
             self.device.tree_states |= {tree_slot: LOADING for _, tree_slot in states}
         self.in_flight.append(Copy(self._n_tickets, is_load, tuple(pages), tuple(slots), tuple(states)))
         return self._n_tickets
+
+    def _copy_windows(self, is_load: bool, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies window pages: one takes the place of the slots of a slab, each of which then has all of it."""
+        device, offsets = self.device, range(self.device.page_size)
+        for slab, page in pairs:
+            assert page not in device.free_windows, f"window page {page} is copied, and free"
+            slots = range(slab * device.pages_per_slab, (slab + 1) * device.pages_per_slab)
+            assert slots.stop <= self.n_slots, "no such slab"
+            if is_load:
+                for offset in offsets:
+                    (value,) = {self.slots[slot][offset] for slot in slots}
+                    assert isinstance(value, InWindow), f"slab {slab} is loaded as a window page"
+                    assert device.windows.get((page, offset)) in (None, POISON), "a load overwrites a live window"
+                    device.windows[page, offset] = value.value
+            else:
+                values = [device.windows.get((page, offset)) for offset in offsets]
+                assert not {None, POISON, NAN, REJECTED} & set(values), f"window page {page} is not computed"
+                for slot in slots:
+                    self.slots[slot] = [InWindow(value) for value in values]
 
     def _read_page(self, page: int) -> list[KVValue | str | None]:
         assert page not in self.device.free_pages, f"page {page} is stored, and free"
@@ -140,4 +168,5 @@ class FakeCopier:
         for offset, value in enumerate(values):
             assert self.device.kv.get((page, offset)) in (None, POISON), "a load overwrites live KV"
             assert value is not None
+            assert not isinstance(value, InWindow), f"page {page} is loaded from a window page"
             self.device.kv[page, offset] = value

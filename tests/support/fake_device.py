@@ -283,6 +283,8 @@ class FakeDevice:
     """What window pages hold, as ``kv``."""
     window_tables: dict[int, dict[int, int]] = field(default_factory=dict)
     """Window page by batch slot and entry."""
+    free_windows: set[int] = field(default_factory=set)
+    """Window pages that are free, as ``free_pages``."""
     planned_windows: dict[tuple[int, int], tuple[int, list[int]]] = field(default_factory=dict)
     """First entry and window pages of the row's request, by (step, batch slot); set by the harness."""
     copied_windows: set[tuple[int, int]] = field(default_factory=set)

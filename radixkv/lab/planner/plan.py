@@ -225,8 +225,10 @@ def plan_pool(
         n_tokens=n_pages * page_size,
         n_host_slots=None if host_bytes is None else _count_host_slots(host_bytes, size, page, n_pages, states),
         schemes=_schemes(n_pages, page_size, request, max_model_len, n_rows),
-        # As the server, which keeps all pages of layers with windows beside a host tier.
-        windows=None if host_bytes is not None else _windows(page, size.config, n_pages, request, max_model_len),
+        # As the server, which keeps all pages of layers with windows where ranks share a host tier.
+        windows=None
+        if host_bytes is not None and size.n_ranks > 1
+        else _windows(page, size.config, n_pages, request, max_model_len),
     )
 
 

@@ -16,6 +16,7 @@ from radixkv.runtime.cache.free_pages import FreePages
 from radixkv.runtime.cache.page_quotas import PageQuotas
 from radixkv.runtime.cache.window_allocator import NoWindowPages, WindowAllocator
 from radixkv.runtime.cache.window_pages import WindowPages
+from radixkv.runtime.cache.window_table import WindowTable
 from radixkv.runtime.cache.windows import Windows
 from radixkv.tree.eviction_policies import EvictionPolicy
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, State
@@ -170,17 +171,19 @@ class PageCache:
         lease = self.tree.open_lease(namespace, is_use=is_use, is_hit=is_hit)
         pages = self.tree.extend(lease, tokens, needs_state=needs_state) if reads else []
         state = lease.node.state if pages and needs_state else None
-        blocks = BlockTable(lease, pages, len(pages), namespace=namespace, window=self.window_pages.open(state))
+        blocks = BlockTable(lease, pages, len(pages), namespace=namespace, window=WindowTable(len(pages)))
         if state is not None:
             self.go_on_from(blocks, state)
         return blocks
 
     def go_on_from(self, blocks: BlockTable, state: State) -> None:
         """Lets the first row of a block table go on from a state of the tree, which keeps its slot until the table
-        gives it up. O(1)."""
+        gives it up. The table has no window pages, and gets those of a tail. O(1), or O(pages of a tail)."""
         blocks.state = state
         if self.recurrent_states is not None:
             self.recurrent_states.hold(state)
+        else:
+            blocks.window = self.window_pages.open(state)
 
     def count_hit(self, blocks: BlockTable) -> None:
         """Counts a hit of the leased pages, for a table that was opened without one. Costs as
@@ -264,6 +267,24 @@ class PageCache:
                 return False
             self._allocate(blocks, n_missing)
         return True
+
+    def reserve_copied(self, blocks: BlockTable, n_pages: int) -> bool:
+        """Does what ``reserve`` does for pages that a copy fills: window pages are those of its tails, see
+        ``WindowPages.reserve_tail``. The block table has none."""
+        n_missing = n_pages - len(blocks.pages)
+        if n_missing > self.n_available_to(blocks.namespace):
+            return False
+        if n_missing > 0:
+            self._take(blocks, n_missing)
+        blocks.window = WindowTable(len(blocks.pages))
+        return True
+
+    def n_missing_beside(self, blocks: BlockTable, n_copied: int, n_pages: int, max_row_tokens: int) -> int:
+        """Returns what ``n_missing`` would for ``n_pages`` pages, if a copy is to bring the first ``n_copied`` and
+        the tail before their end. O(1)."""
+        windows = self.window_pages
+        n_lost = windows.n_pages_missing(windows.before(n_copied * self.page_size), n_pages, max_row_tokens)
+        return n_pages - len(blocks.pages) + n_lost
 
     def evict_unneeded(self, namespace: Namespace, n_pages: int) -> int:
         """Evicts pages that no upcoming prompt needs, until ``n_pages`` are free for the namespace's owner or no
@@ -517,10 +538,11 @@ class PageCache:
         self.check_counts()
         self.page_quotas.check(check_pages(self, self._free, self._n_private, block_tables))
 
-    def evict_leaves(self, n_pages: int) -> None:
+    def evict_leaves(self, n_pages: int, *, spares_waiting: bool = False) -> None:
         """Evicts ``n_pages`` cached pages that no request holds, of any owner, or 1/128 of the pool; fewer if there
-        are no more. O(log leaves) a leaf evicted."""
-        self._evict(max(n_pages, self.n_pages >> 7), None, n_required=n_pages)
+        are no more, or if the others are spared because an upcoming prompt needs them. O(log leaves) a leaf
+        evicted."""
+        self._evict(max(n_pages, self.n_pages >> 7), None, n_required=0 if spares_waiting else n_pages)
 
     def _make_free(self, namespace: Namespace, n_pages: int, *, spares_waiting: bool = False) -> None:
         """Evicts until ``n_pages`` pages are free for the namespace's owner, who may have so many."""

@@ -43,19 +43,20 @@ class Slabs:
         pages_per_slab: pages of layers without windows in a slab.
         n_slabs: slabs for pages of both kinds.
         n_window_slabs: further slabs, for window pages only.
+        are_free: whether the slabs for both kinds are free at first; if not, their pages are added as they come.
     """
 
-    def __init__(self, pages_per_slab: int, n_slabs: int, n_window_slabs: int) -> None:
+    def __init__(self, pages_per_slab: int, n_slabs: int, n_window_slabs: int, *, are_free: bool = True) -> None:
         self.pages_per_slab = pages_per_slab
         self.n_slabs = n_slabs
         self.n_window_slabs = n_window_slabs
-        self._whole = list(range(n_slabs - 1, -1, -1))
+        self._whole = list(range(n_slabs - 1, -1, -1)) if are_free else []
         """Free slabs for pages of both kinds."""
         self._divided: dict[int, list[int]] = {}
         """The free pages of each slab that has both free pages and others."""
         self._for_windows = list(range(n_slabs + n_window_slabs - 1, n_slabs - 1, -1))
         """Free slabs for window pages only."""
-        self._n_free = n_slabs * pages_per_slab
+        self._n_free = len(self._whole) * pages_per_slab
         self.n_shared = 0
         """Slabs for pages of both kinds that are window pages now."""
 

@@ -44,7 +44,15 @@ class WindowAllocator(Protocol):
         """Returns how many pages of layers without windows there are less once ``n_windows`` more window pages are
         taken."""
 
-    def make_room(self, cache: PageCache, n_pages: int, n_windows: int, *, n_left_free: int | None = None) -> bool:
+    def make_room(
+        self,
+        cache: PageCache,
+        n_pages: int,
+        n_windows: int,
+        *,
+        n_left_free: int | None = None,
+        spares_waiting: bool = False,
+    ) -> bool:
         """Evicts until ``n_windows`` window pages can be taken, and then ``n_pages`` other pages are available.
 
         Args:
@@ -52,6 +60,7 @@ class WindowAllocator(Protocol):
             n_pages: other pages.
             n_windows: window pages.
             n_left_free: see ``PageCache.reserve``.
+            spares_waiting: whether pages stay that an upcoming prompt needs.
 
         Returns:
             False if that cannot be.
@@ -60,8 +69,11 @@ class WindowAllocator(Protocol):
     def waits_for_own_slabs(self, n_windows: int) -> bool:
         """Returns whether ``n_windows`` window pages would take slabs that are also for other pages."""
 
-    def open(self, state: State | None) -> WindowTable:
-        """Returns the table of a request that goes on from a state of the tree, or of one that begins. O(pages)."""
+    def open(self, state: State) -> WindowTable:
+        """Returns the table of a request that goes on from a tail. O(pages)."""
+
+    def before(self, n_tokens: int) -> WindowTable:
+        """Returns a table without pages that begins at the window before a position. O(1)."""
 
     def grow(self, table: WindowTable, n_pages: int) -> None:
         """Adds ``n_pages`` pages, which the slabs must have. O(new pages)."""
@@ -97,6 +109,9 @@ class WindowAllocator(Protocol):
 
     def close(self, table: WindowTable) -> None:
         """Lets go of all pages of a table. O(pages)."""
+
+    def pages_of(self, window_page: int) -> range:
+        """Returns the pages of layers without windows that a window page is in the place of. O(1)."""
 
     def replaced_pages(self) -> Iterator[int]:
         """Yields the pages of layers without windows that have a window page in their place. O(these)."""
@@ -138,7 +153,15 @@ class NoWindowPages(WindowAllocator):
         """See ``WindowAllocator.n_pages_lost``: none."""
         return 0
 
-    def make_room(self, cache: PageCache, n_pages: int, n_windows: int, *, n_left_free: int | None = None) -> bool:
+    def make_room(
+        self,
+        cache: PageCache,
+        n_pages: int,
+        n_windows: int,
+        *,
+        n_left_free: int | None = None,
+        spares_waiting: bool = False,
+    ) -> bool:
         """See ``WindowAllocator.make_room``: the page cache makes room for its pages itself."""
         return True
 
@@ -146,8 +169,12 @@ class NoWindowPages(WindowAllocator):
         """See ``WindowAllocator.waits_for_own_slabs``."""
         return False
 
-    def open(self, state: State | None) -> WindowTable:
+    def open(self, state: State) -> WindowTable:
         """See ``WindowAllocator.open``: an empty table."""
+        return WindowTable()
+
+    def before(self, n_tokens: int) -> WindowTable:
+        """See ``WindowAllocator.before``: an empty table."""
         return WindowTable()
 
     def grow(self, table: WindowTable, n_pages: int) -> None:
@@ -178,6 +205,10 @@ class NoWindowPages(WindowAllocator):
 
     def close(self, table: WindowTable) -> None:
         """See ``WindowAllocator.close``."""
+
+    def pages_of(self, window_page: int) -> range:
+        """See ``WindowAllocator.pages_of``: none."""
+        return range(0)
 
     def replaced_pages(self) -> Iterator[int]:
         """See ``WindowAllocator.replaced_pages``: none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from radixkv.errors import InvariantError
@@ -39,6 +39,8 @@ class WindowPages(WindowAllocator):
         """How many block tables hold each page."""
         self._in_tails: Counter[int] = Counter()
         """How many tails hold each page."""
+        self._of_copies: set[WindowTable] = set()
+        """Pages that copies from and to other tiers hold."""
         self._n_idle = 0
         """Pages of slabs for both kinds that only tails hold."""
         self._n_idle_for_windows = 0
@@ -48,6 +50,12 @@ class WindowPages(WindowAllocator):
     def of(cls, pool: WindowPool, page_size: int) -> WindowPages:
         """Returns the window pages of a device's pool, all of them free."""
         slabs = Slabs(pool.pages_per_slab, pool.n_slabs, pool.n_window_slabs)
+        return cls(slabs, pool.window, page_size)
+
+    @classmethod
+    def of_host(cls, pool: WindowPool, page_size: int, n_slots: int) -> WindowPages:
+        """Returns the window pages of host slots behind a device's pool, which the page cache will get."""
+        slabs = Slabs(pool.pages_per_slab, n_slots // pool.pages_per_slab, 0, are_free=False)
         return cls(slabs, pool.window, page_size)
 
     def watch(self, states: NodeStates | None) -> None:
@@ -77,14 +85,22 @@ class WindowPages(WindowAllocator):
 
     def n_pages_missing(self, table: WindowTable, n_pages: int, max_row_tokens: int) -> int:
         """See ``WindowAllocator.n_pages_missing``."""
-        n_missing = min(n_pages, self.max_pages(max_row_tokens)) - len(table.pages)
+        n_missing = min(n_pages - table.first, self.max_pages(max_row_tokens)) - len(table.pages)
         return self.slabs.n_pages_lost(n_missing - self._n_idle_for_windows) if n_missing > 0 else 0
 
     def n_pages_lost(self, n_windows: int) -> int:
         """See ``WindowAllocator.n_pages_lost``."""
         return self.slabs.n_pages_lost(n_windows)
 
-    def make_room(self, cache: PageCache, n_pages: int, n_windows: int, *, n_left_free: int | None = None) -> bool:
+    def make_room(
+        self,
+        cache: PageCache,
+        n_pages: int,
+        n_windows: int,
+        *,
+        n_left_free: int | None = None,
+        spares_waiting: bool = False,
+    ) -> bool:
         """See ``WindowAllocator.make_room``.
 
         Window pages need whole slabs. So the least recently used leaves are evicted until there are enough, and
@@ -97,9 +113,10 @@ class WindowPages(WindowAllocator):
         if cache.n_available < n_pages:
             return False
         while (n_short := n_windows - slabs.n_free_windows) > 0:
+            n_evicted = cache.n_evicted
             if cache.tree.n_pages_evictable:
-                cache.evict_leaves(n_short * slabs.pages_per_slab)
-            elif not self.evict_tail():
+                cache.evict_leaves(n_short * slabs.pages_per_slab, spares_waiting=spares_waiting)
+            if cache.n_evicted == n_evicted and (spares_waiting or not self.evict_tail()):
                 return False
         while cache.n_available - slabs.n_pages_lost(n_windows) < n_pages:
             if not slabs.n_for_windows < n_windows or not self.evict_tail():
@@ -114,12 +131,14 @@ class WindowPages(WindowAllocator):
         """Returns the first entry that a row at position ``n_tokens`` reads. O(1)."""
         return max(0, n_tokens + 1 - self.window) // self._page_size
 
-    def open(self, state: State | None) -> WindowTable:
+    def open(self, state: State) -> WindowTable:
         """See ``WindowAllocator.open``."""
-        if state is None:
-            return WindowTable()
         self._hold(state.pages)
         return WindowTable(state.n_tokens // self._page_size - len(state.pages), list(state.pages))
+
+    def before(self, n_tokens: int) -> WindowTable:
+        """See ``WindowAllocator.before``."""
+        return WindowTable(self.first_read(n_tokens))
 
     def grow(self, table: WindowTable, n_pages: int) -> None:
         """See ``WindowAllocator.grow``."""
@@ -163,6 +182,48 @@ class WindowPages(WindowAllocator):
         assert first >= table.first, "a request has the pages of the window before each position of its rows"
         self._in_tails.update(state.pages)
 
+    def open_copied(self, state: State) -> WindowTable:
+        """Returns a table that holds the pages of a tail for a copy, until ``close_copied``. O(pages)."""
+        table = self.open(state)
+        self._of_copies.add(table)
+        return table
+
+    def reserve_tail(
+        self, cache: PageCache, n_tokens: int, known: Mapping[int, int], *, spares_waiting: bool
+    ) -> WindowTable | None:
+        """Returns a table with the pages of a tail that is to be copied, until ``close_copied``.
+
+        O(pages), and O(log leaves) a leaf evicted.
+
+        Args:
+            cache: whose pages these are.
+            n_tokens: position of the tail.
+            known: pages of other tails of the same sequence, by the entry of the block table. These are shared.
+            spares_waiting: see ``make_room``.
+
+        Returns:
+            None if there is no room for the pages that are not known.
+        """
+        entries = range(self.first_read(n_tokens), n_tokens // self._page_size)
+        shared = [known[entry] for entry in entries if entry in known]
+        self._hold(shared)
+        if not self.make_room(cache, 0, len(entries) - len(shared), spares_waiting=spares_waiting):
+            self._let_go(shared)
+            return None
+        table = WindowTable(entries.start)
+        for entry in entries:
+            if entry in known:
+                table.pages.append(known[entry])
+            else:
+                self.grow(table, 1)
+        self._of_copies.add(table)
+        return table
+
+    def close_copied(self, table: WindowTable) -> None:
+        """Lets go of the pages of a copy. O(pages)."""
+        self._of_copies.remove(table)
+        self.close(table)
+
     def take_left(self) -> None:
         """See ``WindowAllocator.take_left``."""
         if self._states is not None:
@@ -182,6 +243,10 @@ class WindowPages(WindowAllocator):
         """See ``WindowAllocator.close``."""
         self._let_go(table.pages)
         table.pages = []
+
+    def pages_of(self, window_page: int) -> range:
+        """See ``WindowAllocator.pages_of``."""
+        return self.slabs.pages_of(window_page)
 
     def replaced_pages(self) -> Iterator[int]:
         """See ``WindowAllocator.replaced_pages``."""
@@ -209,6 +274,8 @@ class WindowPages(WindowAllocator):
         """See ``WindowAllocator.check``."""
         states = () if self._states is None else tuple(self._states)
         held: Counter[int] = Counter()
+        for table in self._of_copies:
+            held.update(table.pages)
         for table, n_pages in tables:
             held.update(table.pages)
             if table.end != n_pages:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 class WindowTable:
     """The window pages of one request, which cover what its next row reads, and its launched rows.
 
-    It stays empty where all layers have their K and V in the pages of the block table.
+    It has no pages where all layers have their K and V in those of the block table.
     """
 
     first: int = 0

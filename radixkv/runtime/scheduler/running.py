@@ -117,7 +117,7 @@ class RunningRequests:
         if self._n_missing(request, blocks) > self.n_room(request, prefilling, only_reserved=only_reserved):
             if not is_loaded:
                 self._cache.close(blocks)
-            if self._active or self._releasing or not self._begins_again(request):
+            if self._active or self._releasing or not self._begins_anew(request):
                 return False
             return self.assign_batch_slot(request, prefilling, only_reserved=only_reserved)
         if is_loaded:
@@ -334,6 +334,14 @@ class RunningRequests:
         if not request.recovery.bypasses_tree or len(self) > 1:
             return False
         return request.n_in_flight > 0 and self._cache.window_pages.waits_for_own_slabs(n_windows)
+
+    def _begins_anew(self, request: Request) -> bool:
+        """Returns whether there may be room for a request that does not fit though none runs: a loaded one gives up
+        its pages and begins as a waiting one, which begins without the cache once none loads."""
+        if request.phase is Phase.LOADING:
+            are_replaced = self._cache.window_pages.n_pages_replaced > 0
+            return are_replaced and self._tiers.retract_last(lambda one: one is request)
+        return not len(self._tiers) and self._begins_again(request)
 
     def _begins_again(self, request: Request) -> bool:
         """Returns whether there will be room for a request that runs alone, because it begins without the cache.

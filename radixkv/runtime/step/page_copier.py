@@ -36,12 +36,14 @@ class FinishedCopy(NamedTuple):
 class PageCopier(Protocol):
     """Copies pages between the device's KV pool and slots in host memory, beside the steps.
 
-    A host slot holds one page: K and V of all layers, contiguous. Loads and stores run in the background, each kind
-    in the order of its calls. The copier orders nothing against the steps: the caller must copy only pages whose
-    steps' results it has taken, and must leave a copy's pages and slots alone until the copy has finished.
+    A host slot holds one page: K and V of all layers that have pages, contiguous. Loads and stores run in the
+    background, each kind in the order of its calls. The copier orders nothing against the steps: the caller must
+    copy only pages whose steps' results it has taken, and must leave a copy's pages and slots alone until the copy
+    has finished.
 
-    States of recurrent layers have host slots of their own, and are copied with pages: as pairs of a host slot and
-    the tree's slot on the device.
+    States are copied with pages, as pairs. For recurrent layers a pair is a host slot and the tree's slot on the
+    device: their states have host slots of their own. With window pages it is a slab of host slots and a window
+    page: window page ``w`` takes the place of the host slots that ``WindowPages.pages_of`` names.
     """
 
     @property
@@ -50,7 +52,8 @@ class PageCopier(Protocol):
 
     @property
     def n_state_slots(self) -> int:
-        """Host slots for states, usable once ``take_new_slots`` has returned a slot; 0 if the model has none."""
+        """Host slots for states of recurrent layers, usable once ``take_new_slots`` has returned a slot; 0 without
+        such layers."""
 
     @property
     def page_bytes(self) -> int:

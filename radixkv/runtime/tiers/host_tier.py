@@ -11,13 +11,13 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.step.page_copier import PageCopier
+from radixkv.runtime.tiers.copied_states import CopiedStates, StatePlace, copied_states
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.storage_tier import Fetch, Lookup, StorageTier
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
-from radixkv.runtime.tiers.tier_link import Load, Offer, Store, TierLink
+from radixkv.runtime.tiers.tier_link import Load, Offer, StateCopy, Store, TierLink
 from radixkv.settings.config import LoadPolicy, WritePolicy
 from radixkv.tree.node import TOKEN_BYTES, Namespace, State
-from radixkv.tree.states import NodeStates
 from radixkv.wire.stats import HostStats
 
 HostLoad = Load[BlockTable]
@@ -80,6 +80,10 @@ class HostTier(TierLink[BlockTable, HostLoad]):
     cost: LoadCost = field(default_factory=LoadCost)
     n_state_pages: int = 0
     """Pages whose bytes a state of recurrent layers takes."""
+    max_row_tokens: int = 0
+    """Maximum tokens of a row, for which a request that loads needs window pages."""
+    host_states: CopiedStates | None = field(init=False)
+    """States of the host tier; None if the model has none."""
     n_hits_computed: int = 0
     """Admissions that compute tokens which the host tier has, because loading them would take longer."""
     _n_declined: int = 0
@@ -95,6 +99,8 @@ class HostTier(TierLink[BlockTable, HostLoad]):
 
     def __post_init__(self) -> None:
         self.upper, self._upper_part = self.device, 8
+        self.upper_states = copied_states(self.device, self.n_state_pages)
+        self.host_states = copied_states(self.host, self.n_state_pages)
         self._max_pages_in_store = MAX_STORED_BYTES // self.copier.page_bytes
 
     @property
@@ -210,7 +216,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         Args:
             namespace: the prompt's.
             tokens: the prompt.
-            n_pages: pages that its request needs in all.
+            n_pages: pages that its request needs in all, without window pages.
             n_kept: available pages that others need.
 
         Returns:
@@ -223,12 +229,17 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         blocks = self.device.open(namespace, tokens, is_hit=False, needs_state=False)
         first = blocks.n_leased
         # Counted now, because the lease on the device's prefix makes its pages unavailable.
-        has_room = max(n_pages, last) - first <= self.device.n_available_to(namespace) - n_kept
-        slot = self._device_states.reserve() if has_room and source.state is not None else None
-        has_more = last > first if self.device.tree.states is None else slot is not None
-        if not has_more or not has_room or not self.device.reserve(blocks, last):
-            if slot is not None:
-                self._device_states.give_back(slot)
+        n_missing = self.device.n_missing_beside(blocks, last, max(n_pages, last), self.max_row_tokens)
+        has_room = n_missing <= self.device.n_available_to(namespace) - n_kept
+        place = None
+        if has_room and source.state is not None:
+            assert self.upper_states is not None
+            assert blocks.lease is not None
+            place = self.upper_states.reserve(blocks.lease, source.state.n_tokens)
+        has_more = last > first if self.upper_states is None else place is not None
+        if not has_more or not has_room or not self.device.reserve_copied(blocks, last):
+            if place is not None and self.upper_states is not None:
+                self.upper_states.give_back(place)
             self.host.close(source)
             self.device.close(blocks)
             return None
@@ -239,11 +250,15 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         tokens = tokens[: last * page_size * TOKEN_BYTES]
         load = HostLoad(namespace, bytearray(tokens), blocks, source, first * page_size, pages, is_wanted=True)
         states = []
-        if source.state is not None and slot is not None:
-            states = [(source.state.slot, slot)]
-            load.state_slot = slot
-            load.n_more = self.n_state_pages
-            self._host_states.use(source.state)
+        if source.state is not None and place is not None:
+            assert self.host_states is not None
+            assert self.host.tree.states is not None
+            held = self.host_states.hold(source.state)
+            states = place.pairs(held)
+            self.host_states.let_go(held)  # the lease's block table holds it
+            load.state = place
+            load.n_more = len(states) * self.host_states.pages_per_part
+            self.host.tree.states.use(source.state)
         self._loads[self.copier.load(source.pages[first:last], pages, states)] = load
         return load
 
@@ -315,7 +330,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             load_seconds_per_token=self.cost.load_s_per_token,
             compute_seconds_per_token=self.cost.compute_s_per_token,
             n_state_slots=self.copier.n_state_slots,
-            n_state_slots_free=0 if self.host.tree.states is None else self.host.tree.states.n_free,
+            n_state_slots_free=0 if self.host.recurrent_states is None else self.host.recurrent_states.n_free,
         )
 
     def check(self) -> None:
@@ -349,16 +364,6 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             self.disk.close(max(0.0, end - monotonic()))
         self.copier.close()
 
-    @property
-    def _device_states(self) -> NodeStates:
-        assert self.device.tree.states is not None, "only of a model with recurrent layers"
-        return self.device.tree.states
-
-    @property
-    def _host_states(self) -> NodeStates:
-        assert self.host.tree.states is not None, "only of a model with recurrent layers"
-        return self.host.tree.states
-
     def _finished(self) -> Iterator[FinishedTransfer]:
         for ticket, seconds, error in self.copier.take_finished():
             copy = self._loads.get(ticket) or self._stores[ticket]
@@ -378,29 +383,45 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         first = place.n_leased
         n_missing = len(pages) - first
         is_being_stored = n_missing > 0 and pages[first] in self._pages_in_store
-        if is_being_stored or (self._is_growing and n_missing > max(0, self.host.n_available_to(offer.namespace))):
+        n_needed = n_missing + (0 if self.host_states is None else self.host_states.max_pages_lost)
+        if is_being_stored or (self._is_growing and n_needed > max(0, self.host.n_available_to(offer.namespace))):
             return place, first, None
         n_pages = self.host.evict_unneeded(offer.namespace, n_missing)
-        has_room = self.host.reserve(place, first + n_pages)
+        has_room = self.host.reserve_copied(place, first + n_pages)
         assert has_room, "the host tier has fewer slots than it counts as available"
         return place, first, n_pages
 
     def _begin_store(self, store: Store[BlockTable]) -> int:
         self._pages_in_store.update(store.pages)
-        states = [(slot, state.slot) for state, slot in store.states]
+        states = []
+        for source, place in store.states:
+            assert place is not None
+            states += [(slot, of_device) for of_device, slot in place.pairs(source)]
         return self.copier.store(store.pages, store.place.pages[store.place.n_leased :], states)
 
     def _reserve(self, store: Store[BlockTable], states: Sequence[State]) -> None:
-        """See ``TierLink``."""
-        assert store.place.lease is not None
-        known = {state.n_tokens for state in self._host_states.on_path(store.place.lease)}
+        """See ``TierLink``. Where the host tier has all window pages of the tails, these are made at once."""
+        lease, of_device, in_host = store.place.lease, self.upper_states, self.host_states
+        nodes = self.host.tree.states
+        assert lease is not None
+        assert of_device is not None
+        assert in_host is not None
+        assert nodes is not None
+        known = {state.n_tokens for state in nodes.on_path(lease)}
+        places: list[StatePlace] = []
         for state in states:
             if state.n_tokens not in known:
-                slot = self._host_states.reserve()
-                if slot is None:
+                place = in_host.reserve(lease, state.n_tokens, places, spares_waiting=True)
+                if place is None:
                     break
-                store.states.append((state, slot))
-        store.n_more = len(store.states) * self.n_state_pages
+                places.append(place)
+                store.states.append(StateCopy(of_device.hold(state), place))
+        store.n_more = sum(len(place.parts) for place in places) * in_host.pages_per_part
+        if not store.n_pages:
+            for copy in store.states:
+                self._offer_to_disk(store, self._attach_stored(store, copy, is_stored=True))
+                of_device.let_go(copy.source)
+            store.states = []
 
     def _take_store(self, store: Store[BlockTable], finished: FinishedTransfer) -> bool:
         self._pages_in_store.difference_update(store.pages)
@@ -412,18 +433,25 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             is_stored = store.place.can_commit
         offered = [bytes(store.tokens)]
         if store.states:
-            offered = [self._attach_stored(store, state, slot, is_stored) for state, slot in store.states]
-        if is_stored and self.disk is not None:
+            offered = [self._attach_stored(store, state, is_stored=is_stored) for state in store.states]
+        if is_stored:
             for tokens in reversed(offered):
-                self.disk.offer(store.offer.namespace, tokens)
+                self._offer_to_disk(store, tokens)
         return is_stored
 
-    def _attach_stored(self, store: Store[BlockTable], state: State, slot: int, is_stored: bool) -> bytes:
-        """Puts a stored state into the host tier's tree, or frees its slot; returns what to offer to the disk."""
+    def _offer_to_disk(self, store: Store[BlockTable], tokens: bytes) -> None:
+        if self.disk is not None:
+            self.disk.offer(store.offer.namespace, tokens)
+
+    def _attach_stored(self, store: Store[BlockTable], copy: StateCopy, *, is_stored: bool) -> bytes:
+        """Puts a stored state into the host tier's tree, or frees its place; returns what to offer to the disk."""
+        state, place, in_host = copy.source.state, copy.place, self.host_states
+        assert place is not None
+        assert in_host is not None
         if is_stored and store.place.lease is not None:
-            self._host_states.attach(store.place.lease, state.n_tokens, slot, is_turn=state.is_turn)
+            in_host.attach(place, store.place.lease, is_turn=state.is_turn)
         else:
-            self._host_states.give_back(slot)
+            in_host.give_back(place)
         return bytes(store.tokens[: state.n_tokens * TOKEN_BYTES]) + bytes(TOKEN_BYTES)
 
     def _take_load(self, load: HostLoad, finished: FinishedTransfer) -> None:

@@ -25,7 +25,7 @@ _OFFERED_TOKENS = 256
 class _Loading(NamedTuple):
     load: HostLoad
     n_missing: int
-    """Pages that the request needs beside the loaded ones."""
+    """Pages that the request needs beside the loaded ones, with those in whose place its window pages will be."""
 
 
 @dataclass(slots=True)
@@ -177,7 +177,7 @@ class MemoryTiers(Tiers):
         if load is None:
             return False
         self._take(request)
-        loading = _Loading(load, self._cache.pages_for(request.n_known) - len(load.blocks.pages))
+        loading = _Loading(load, self._cache.n_missing(load.blocks, request.n_known, host_tier.max_row_tokens))
         self._loads[request] = loading
         self.n_promised += loading.n_missing
         return True

@@ -12,9 +12,12 @@ from radixkv.checkpoints.fingerprint import fingerprint
 from radixkv.errors import ConfigError, shortened
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.page_quotas import PageQuotas
+from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.page_copier import PageCopier
 from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.tiers.copied_states import copied_states
 from radixkv.runtime.tiers.host_tier import HostTier
 from radixkv.runtime.tiers.load_cost import MIN_MEASURED_TOKENS, LoadCost
 from radixkv.runtime.tiers.storage_tier import StorageTier
@@ -25,6 +28,7 @@ from radixkv.runtime.tiers.stores.page_store import PageStore
 from radixkv.runtime.tiers.stores.shared_store import SharedStore
 from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES
+from radixkv.tree.states import BLOCK_TOKENS
 
 _MEASURED_TOKENS = 512
 """Tokens of the steps that measure how fast the device computes prompts."""
@@ -85,13 +89,31 @@ def open_tiers(
         copier = executor.open_copier(host_memory_bytes)
         on_failure.callback(copier.close)
         n_states = None if executor.n_states is None else copier.n_state_slots
-        host = PageCache(0, settings.page_size, policy=policy, page_quotas=page_quotas, n_states=n_states)
+        window_pages, block_tokens = None, BLOCK_TOKENS
+        if executor.window_pool is not None:
+            window_pages = WindowPages.of_host(executor.window_pool, settings.page_size, copier.n_slots)
+            n_states = window_pages.slabs.n_slabs  # a tail has its last page alone
+            block_tokens = settings.page_size
+        host = PageCache(
+            0,
+            settings.page_size,
+            policy=policy,
+            page_quotas=page_quotas,
+            n_states=n_states,
+            state_block_tokens=block_tokens,
+            window_pages=window_pages,
+        )
         host.tree.history = cache.tree.history
-        state_buffers = copier.state_buffers if n_states else None
+        state_buffers = copier.state_buffers if copier.n_state_slots else None
         n_state_pages = 0 if state_buffers is None else len(state_buffers(0))
+        host_states, n_more = copied_states(host, n_state_pages), 0
+        if host_states is not None:
+            n_more = host_states.max_parts * host_states.pages_per_part
+        if window_pages is not None:
+            _check_windows(window_pages, copier, host_memory_bytes, settings.page_size)
         # A device with smaller steps takes so long for a token that little of them is fixed.
         min_tokens = min(MIN_MEASURED_TOKENS, settings.max_num_batched_tokens // 2)
-        cost = LoadCost(n_state_pages * settings.page_size, min_tokens)
+        cost = LoadCost(n_more * settings.page_size, min_tokens)
         disk = None
         if objects is not None or resolved.config.cache.cache_dir is not None:
             max_tokens = min(settings.max_num_batched_tokens, settings.max_model_len)
@@ -109,9 +131,21 @@ def open_tiers(
             write_policy=resolved.config.cache.write_policy,
             cost=cost,
             n_state_pages=n_state_pages,
+            max_row_tokens=settings.max_num_batched_tokens,
         )
         on_failure.pop_all()
     return host_tier
+
+
+def _check_windows(windows: WindowPages, copier: PageCopier, n_bytes: int, page_size: int) -> None:
+    """Raises ``ConfigError`` if the host tier has no room for a whole window and the pages before it."""
+    n_slabs = -(-windows.window // page_size) + 1
+    n_least = n_slabs * windows.slabs.pages_per_slab * copier.page_bytes
+    if windows.slabs.n_slabs < n_slabs:
+        raise ConfigError(
+            f"host_memory_bytes {n_bytes} are less than a window of {windows.window} tokens takes, {n_least}, "
+            "without which no prompt goes on; set --host-memory higher, or leave it out"
+        )
 
 
 def _open_store(resolved: ResolvedConfig, page_bytes: int, objects: ObjectStore | None) -> PageStore:
@@ -134,6 +168,9 @@ def _measure_compute(executor: Executor, page_size: int, max_tokens: int, cost: 
     Uses free pages of the pool, which nothing has been written to yet. Takes two steps of ``_MEASURED_TOKENS``.
     """
     n_tokens = min(_MEASURED_TOKENS, max_tokens, executor.n_pages * page_size)
+    windows: tuple[int, ...] = ()
+    if (pool := executor.window_pool) is not None:
+        windows = tuple(range(pool.n_slabs, pool.n_slabs + -(-n_tokens // page_size)))
     row = Row(
         batch_slot=0,
         start=0,
@@ -142,6 +179,7 @@ def _measure_compute(executor: Executor, page_size: int, max_tokens: int, cost: 
         write_start=0,
         table_start=0,
         table_pages=tuple(range(-(-n_tokens // page_size))),
+        window_pages=windows,
         sampling=None,
     )
     executor.launch(StepPlan(0, (row,))).sample(None).result()  # the first step of a size takes longer

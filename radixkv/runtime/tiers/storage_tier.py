@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.tiers.copied_states import copied_states
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.storage_changes import StorageChanges
 from radixkv.runtime.tiers.stores.page_keys import KeyChain, StateKeys, namespace_key
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore
-from radixkv.runtime.tiers.tier_link import MAX_OFFERS_PER_TURN, Load, Offer, Store, TierLink
+from radixkv.runtime.tiers.tier_link import MAX_OFFERS_PER_TURN, Load, Offer, StateCopy, Store, TierLink
 from radixkv.tree.node import TOKEN_BYTES, Namespace, State
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.stats import DiskStats, SharedStoreStats
@@ -25,13 +26,13 @@ class StoredPages:
     """Pages of a sequence in the store."""
 
     keys: list[bytes]
-    """Keys of all whole pages of the sequence, and then of those of the state after them."""
+    """Keys of all whole pages of the sequence."""
     can_commit: bool = True
     """Whether they were not removed from the store."""
 
 
 class Fetch(Load[StoredPages]):
-    """A copy of a sequence's pages from the store to the host tier."""
+    """A copy of a sequence's pages, and of the state after them, from the store to the host tier."""
 
     __slots__ = ()
 
@@ -65,8 +66,11 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         root: the key of this engine, from ``page_keys.root_key``.
         slot_buffer: returns the memory of a host slot.
         cost: takes the measured time of fetches.
+        state_buffers: returns the memory of a host slot for a recurrent state, in parts of a page's size; None if
+            the model has no recurrent layers.
 
-    A state of recurrent layers is kept as some pages that continue its prefix, with tokens that no prompt has.
+    A part of a state is kept as some pages that continue its prefix, with tokens that no prompt has: see
+    ``StateKeys``.
     """
 
     host: PageCache
@@ -75,7 +79,6 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     slot_buffer: Callable[[int], memoryview]
     cost: LoadCost
     state_buffers: Callable[[int], list[memoryview]] | None = None
-    """Returns the memory of a host slot for a state, in parts of a page's size; None if the model has no states."""
     n_lookups: int = 0
     """Lookups that have finished."""
     look_up_seconds: float = 0.0
@@ -94,9 +97,11 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         self.changes = StorageChanges(self.store, self._chain, page_token_bytes)
         self.upper, self._upper_part = self.host, 4
         self._max_pages_in_store = _MAX_WRITTEN_BYTES // self.store.page_bytes
-        if self.state_buffers is not None and self.host.tree.states is not None:
+        n_state_pages = 0 if self.state_buffers is None else len(self.state_buffers(0))
+        self.upper_states = states = copied_states(self.host, n_state_pages)
+        if states is not None and self.host.tree.states is not None:
             interval = self.host.tree.states.block_tokens // self.host.page_size
-            self._states = StateKeys(len(self.state_buffers(0)), interval, page_token_bytes)
+            self._states = StateKeys(states.pages_per_part, interval, page_token_bytes, states.max_parts)
 
     @property
     def is_busy(self) -> bool:
@@ -165,20 +170,24 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         blocks = self.host.open(namespace, tokens, is_hit=False, needs_state=False)
         first = blocks.n_leased
         last = min(n_tokens // page_size, first + max(0, self.host.n_available_to(namespace)))
-        slot, has_room = None, last > max(first, n_device // page_size)
-        if (states := self.host.tree.states) is not None:
-            slot = states.reserve() if last == n_tokens // page_size else None
-            has_room = slot is not None
-        if not has_room or not self.host.reserve(blocks, last):
-            if slot is not None and (states := self.host.tree.states) is not None:
-                states.give_back(slot)
+        state, has_room = None, last > max(first, n_device // page_size)
+        if (states := self.upper_states) is not None:
+            assert blocks.lease is not None
+            if last == n_tokens // page_size:
+                state = states.reserve(blocks.lease, last * page_size)
+            has_room = state is not None
+        if not has_room or not self.host.reserve_copied(blocks, last):
+            if state is not None and states is not None:
+                states.give_back(state)
             self.host.close(blocks)
             return None
         tokens = tokens[: last * page_size * TOKEN_BYTES]
-        place = StoredPages(self._keys_with_state(namespace, tokens))
-        pages, n_more = blocks.pages[first:last], 0 if self._states is None else self._states.n_pages
-        fetch = Fetch(namespace, bytearray(tokens), blocks, place, first * page_size, pages, slot, n_more)
-        self._loads[self.store.load(*self._pages(fetch, slot))] = fetch
+        place = StoredPages(self._chain.keys(namespace, tokens))
+        parts = {} if state is None else state.parts
+        n_more = 0 if states is None else len(parts) * states.pages_per_part
+        pages = blocks.pages[first:last]
+        fetch = Fetch(namespace, bytearray(tokens), blocks, place, first * page_size, pages, state, n_more)
+        self._loads[self.store.load(*self._pages(fetch, parts))] = fetch
         return fetch
 
     def advance(self) -> bool:
@@ -258,18 +267,26 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     def _make_room(self, offer: Offer, pages: Sequence[int]) -> tuple[StoredPages, int, int]:
         """See ``TierLink``: the store makes room for itself."""
         tokens = offer.tokens[: len(pages) * self.host.page_size * TOKEN_BYTES]
-        keys = self._keys_with_state(offer.namespace, tokens)
-        first = min(len(pages), self.store.run(keys))
+        keys = self._chain.keys(offer.namespace, tokens)
+        first = self.store.run(keys)
         return StoredPages(keys), first, len(pages) - first
 
     def _reserve(self, store: Store[StoredPages], states: Sequence[State]) -> None:
         """See ``TierLink``. The state at the end is written: each of the others was offered with its own prefix."""
-        if self._states is not None and self.store.run(store.place.keys) < len(store.place.keys):
-            store.states, store.n_more = [(states[0], states[0].slot)], self._states.n_pages
+        assert self.upper_states is not None
+        held = self.upper_states.hold(states[0])
+        held.parts = {
+            entry: part for entry, part in held.parts.items() if not self._has_part(store.place.keys[entry])
+        }
+        if not held.parts and not store.pages:
+            self.upper_states.let_go(held)
+            return
+        store.states = [StateCopy(held, None)]
+        store.n_more = len(held.parts) * self.upper_states.pages_per_part
 
     def _begin_store(self, store: Store[StoredPages]) -> int:
-        slot = store.states[0][1] if store.states else None
-        return self.store.store(*self._pages(store, slot))
+        parts = store.states[0].source.parts if store.states else {}
+        return self.store.store(*self._pages(store, parts))
 
     def _take_store(self, store: Store[StoredPages], finished: FinishedTransfer) -> bool:
         self.changes.add_stored(store.offer.namespace, store.offer.tokens)
@@ -284,16 +301,24 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         self.host.close(blocks)
 
     def _pages(
-        self, copy: Fetch | Store[StoredPages], state_slot: int | None
+        self, copy: Fetch | Store[StoredPages], parts: Mapping[int, int]
     ) -> tuple[list[bytes], bytes, list[memoryview]]:
-        """Returns keys, tokens and memory of the pages that are copied, with those of the state in a slot."""
-        buffers, tokens = [self.slot_buffer(slot) for slot in copy.pages], bytes(copy.tokens)
-        if self._states is not None and self.state_buffers is not None:
-            tokens += self._states.tokens
-            buffers += [] if state_slot is None else self.state_buffers(state_slot)
-        keys, page_bytes = copy.place.keys, self.host.page_size * TOKEN_BYTES
-        first = len(keys) - len(buffers)
-        return keys[first:], tokens[first * page_bytes : len(keys) * page_bytes], buffers
+        """Returns keys, tokens and memory of the pages that are copied, with those of parts of a state."""
+        first = len(copy.place.keys) - len(copy.pages)
+        keys, buffers = copy.place.keys[first:], [self.slot_buffer(slot) for slot in copy.pages]
+        tokens = copy.tokens[first * self.host.page_size * TOKEN_BYTES :]
+        if self._states is not None:
+            for entry, part in parts.items():
+                keys += self._states.all(copy.place.keys[entry])
+                tokens += self._states.tokens
+                buffers += self._part_buffers(part)
+        return keys, bytes(tokens), buffers
+
+    def _part_buffers(self, part: int) -> list[memoryview]:
+        """Returns the memory of a part of a state in the host tier, in parts of a page's size."""
+        if self.state_buffers is not None:
+            return self.state_buffers(part)
+        return [self.slot_buffer(slot) for slot in self.host.window_pages.pages_of(part)]
 
     def _usable_keys(self, namespace: Namespace, tokens: bytes) -> list[bytes]:
         """Returns the keys of a prompt's pages that can be of use: with states, up to where the last one may be."""
@@ -311,22 +336,16 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             first: pages that the host tier has.
         """
         last = first + self.store.run(keys[first:])
-        if self._states is None:
-            return last
-        ends = self._states.ends(last, first)
-        return next((end for end in ends if self._has_state(self._states, keys[end - 1])), first)
+        return last if self._states is None else self._states.deepest(keys, last, first, self._has_part)
 
-    def _has_state(self, states: StateKeys, key: bytes) -> bool:
-        """Returns whether the store has the state after the page with a key. O(pages of a state), mostly O(1)."""
+    def _has_part(self, key: bytes) -> bool:
+        """Returns whether the store has the part of a state after the page with a key. O(its pages)."""
+        states = self._states
+        assert states is not None
         return self.store.run((states.first(key),)) == 1 and self.store.run(states.all(key)) == states.n_pages
 
-    def _keys_with_state(self, namespace: Namespace, tokens: bytes) -> list[bytes]:
-        """Returns the keys of the whole pages of a sequence, and of the state after them."""
-        keys = self._chain.keys(namespace, tokens)
-        return keys if self._states is None or not keys else keys + self._states.all(keys[-1])
-
     def _remove_state(self, key: bytes) -> int:
-        """Removes the state after the page with a key; returns the number of its pages."""
+        """Removes the part of a state after the page with a key; returns the number of its pages."""
         if self._states is None or not self.store.run((first := self._states.first(key),)):
             return 0
         return self.store.remove(first).n_pages

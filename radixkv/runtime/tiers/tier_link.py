@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.tiers.copied_states import CopiedStates, HeldState, StatePlace
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 from radixkv.tree.node import TOKEN_BYTES, Namespace, State
 
@@ -47,6 +48,15 @@ class Offer(NamedTuple):
             self.on_stored(self.namespace, self.tokens)
 
 
+class StateCopy(NamedTuple):
+    """A state that a store copies."""
+
+    source: HeldState
+    """What the upper tier has."""
+    place: StatePlace | None
+    """Where the lower tier will have it, if that is a cache."""
+
+
 @dataclass(slots=True, eq=False)
 class Store(Generic[P]):
     """A copy of a sequence's pages to the lower tier."""
@@ -59,10 +69,10 @@ class Store(Generic[P]):
     place: P
     pages: list[int]
     """Pages of the upper tier that are copied: the last of ``tokens``."""
-    states: list[tuple[State, int]] = field(default_factory=list)
-    """The upper tier's states that are copied, which are held, and their slots in the lower tier."""
+    states: list[StateCopy] = field(default_factory=list)
+    """The upper tier's states that are copied, the deepest first."""
     n_more: int = 0
-    """Pages that the lower tier keeps a state in, after those of the sequence."""
+    """Pages whose bytes these take."""
 
     @property
     def n_pages(self) -> int:
@@ -84,11 +94,10 @@ class Load(Generic[P]):
     """Tokens before those that are copied."""
     pages: list[int]
     """Pages of the upper tier to which is copied."""
-    state_slot: int | None = None
-    """The upper tier's slot to which the state after ``tokens`` is copied, and reserved; None if there is none, and
-    once the copy is done."""
+    state: StatePlace | None = None
+    """Where the upper tier will have the state after ``tokens``; None without one, and once the copy is done."""
     n_more: int = 0
-    """Pages that the lower tier keeps the state in, after those of the sequence."""
+    """Pages whose bytes it takes."""
     is_wanted: bool = False
     """Whether a request waits for it, and has ``blocks`` then. If not, ``blocks`` is closed when it is done."""
     is_done: bool = False
@@ -133,6 +142,8 @@ class TierLink(ABC, Generic[P, L]):
 
     upper: PageCache = field(init=False)
     """The cache of the upper tier."""
+    upper_states: CopiedStates | None = field(init=False)
+    """Its states; None if the model has none."""
     _max_pages_in_store: int = field(init=False)
     """No store begins while this many pages, or one ``_upper_part``-th of the upper tier's if that is fewer, are
     being stored: they cannot be evicted meanwhile. The last store may exceed it."""
@@ -182,7 +193,7 @@ class TierLink(ABC, Generic[P, L]):
         for load in self._loads.values():
             is_same = load.namespace == namespace and load.may_be_joined
             n_bytes = n_least
-            if load.state_slot is not None:  # its pages are of use as a whole, and leave a token to compute
+            if load.state is not None:  # its pages are of use as a whole, and leave a token to compute
                 n_bytes = max(n_least, len(load.tokens))
                 is_same = is_same and n_bytes < len(tokens)
             if is_same and n_bytes <= len(load.tokens) and tokens[:n_bytes] == load.tokens[:n_bytes]:
@@ -225,34 +236,33 @@ class TierLink(ABC, Generic[P, L]):
         self._take_load(load, finished)
         if load.n_tokens:
             self.upper.commit_copied(load.blocks, load.tokens, load.start + load.n_tokens)
-        if load.state_slot is not None:
-            self._attach(load)
+        if load.state is not None:
+            self._attach(load, load.state)
         if not load.is_wanted:
             self.upper.close(load.blocks)
 
-    def _attach(self, load: L) -> None:
+    def _attach(self, load: L, place: StatePlace) -> None:
         """Puts the state of a load into the upper tier's tree. Without any state there, the load is lost."""
-        states, lease = self.upper.tree.states, load.blocks.lease
+        states, lease = self.upper_states, load.blocks.lease
         assert states is not None
         assert lease is not None
-        assert load.state_slot is not None
         if load.is_lost:
-            states.give_back(load.state_slot)
+            states.give_back(place)
         else:
-            state = states.attach(lease, len(load.tokens) // TOKEN_BYTES, load.state_slot)
+            state = states.attach(place, lease)
             load.is_lost = state is None
             if state is not None and load.is_wanted:
                 self.upper.go_on_from(load.blocks, state)
-        load.state_slot = None
+        load.state = None
 
     def _end_store(self, store: Store[P], finished: FinishedTransfer) -> None:
         self.counters.store_seconds += finished.seconds
         self.counters.n_pages_stored += finished.n_pages
         self.counters.n_failed += finished.n_pages < store.n_pages
         self._n_pages_in_store -= store.n_pages
-        if (states := self.upper.tree.states) is not None:
-            for state, _ in store.states:
-                states.let_go(state)
+        if self.upper_states is not None:
+            for state in store.states:
+                self.upper_states.let_go(state.source)
         if self._take_store(store, finished):
             store.offer.report()
         self._resume_postponed()
@@ -313,13 +323,11 @@ class TierLink(ABC, Generic[P, L]):
         if not is_whole or lease is None or not store.tokens:
             return False
         self._reserve(store, states.on_path(lease))
-        for state, _ in store.states:
-            states.hold(state)
         return bool(store.states)
 
     @abstractmethod
     def _reserve(self, store: Store[P], states: Sequence[State]) -> None:
-        """Makes room for states that the lower tier lacks, and sets ``states`` and ``n_more`` of a store.
+        """Makes room for states that the lower tier lacks, holds them, and sets ``states`` and ``n_more``.
 
         Args:
             store: the store.

@@ -406,7 +406,9 @@ def test_two_gpus_have_window_pages_of_half_the_size(tmp_path, planned):
 
 def test_no_rows_are_promised_where_a_server_keeps_all_pages_of_layers_with_windows(tmp_path, planned, capsys):
     (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
-    flags = ("--host-memory", "64GiB")
-    plan = planned(tmp_path, "--gpu-memory", "80GB", "--prompt", 30_000, "--answer", 2_000, *flags)
+    settings = ("--gpu-memory", "80GB", "--prompt", 30_000, "--answer", 2_000, "--host-memory", "64GiB")
+    assert planned(tmp_path, *settings)["pools"][0]["windows"]["n_rows"] > 70
+    capsys.readouterr()
+    plan = planned(tmp_path, *settings, "--gpus", 2)
     assert plan["pools"][0]["windows"] is None
     assert "slabs" not in capsys.readouterr().out

@@ -24,7 +24,7 @@ from radixkv.runtime.device.cpu.window_tables import WindowTables
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scales_text
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
-from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
+from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots, CpuHostWindows
 from radixkv.runtime.device.memory.cpu.host_states import CpuHostStates
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
@@ -152,7 +152,7 @@ class CpuExecutor:
             device=self.device,
             processor=f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
             torch_version=torch.__version__,
-            layout=f"k v, {page}",
+            layout=f"k v, {page}" if slabs is None else f"k v, {slabs}",
             scales=scales_text(page.dtype, kv_scales or ()),
         )
         self._sampler = Sampler(max_rows, config.vocab_size)
@@ -171,7 +171,10 @@ class CpuExecutor:
 
     def open_copier(self, host_memory_bytes: int, part: SlotPart | None = None) -> CopyThreads:
         """See ``Executor.open_copier``."""
-        assert isinstance(self.pool, KVPool), "with a host tier layers with windows have no pages of their own"
+        if isinstance(self.pool, SlabPool):
+            assert self.window_pool is not None
+            slots = CpuHostSlots(self.pool, host_memory_bytes, part)
+            return CopyThreads(slots, CpuHostWindows(self.pool, slots, self.window_pool.pages_per_slab))
         if self._states is None:
             return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes, part))
         state_slots = StateSlots(

@@ -22,7 +22,7 @@ from radixkv.runtime.device.memory.cuda.copy_stream import CopyStream
 from radixkv.runtime.device.memory.cuda.driver import CudaDriver
 from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
 from radixkv.runtime.device.memory.cuda.host_states import CudaHostStates
-from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
+from radixkv.runtime.device.memory.cuda.slab_pool import CudaSlabPool
 from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
@@ -141,7 +141,9 @@ class CudaExecutor:
         # A thread begins with GPU 0, which is another one for most ranks.
         begin_thread = partial(torch.cuda.set_device, self._stream.device)
         pool, states = self._runner.pool, self._runner.states
-        assert isinstance(pool, CudaPool), "with a host tier layers with windows have no own pages"
+        if isinstance(pool, CudaSlabPool):
+            slots = CudaHostSlots(pool, host_memory_bytes, driver, pace, part, slabs=pool.slabs)
+            return CopyThreads(slots, slots.windows, begin_thread)
         if states is None:
             slots = CudaHostSlots(pool, host_memory_bytes, driver, pace, part)
             return CopyThreads(slots, begin_thread=begin_thread)

@@ -61,7 +61,8 @@ class HostSlots(Protocol):
 
 
 class HostStates(Protocol):
-    """Host memory for states of recurrent layers, and the blocking copies between it and the slots of the tree.
+    """Host memory for states of recurrent layers, and the blocking copies between it and the slots of the tree; or
+    the same for window pages, in the memory of host slots.
 
     What ``HostSlots`` says of threads holds here, too.
     """
@@ -101,7 +102,7 @@ class CopyThreads:
 
     Args:
         slots: the host memory and its copies; closed with this object.
-        states: the same for states of recurrent layers; None if the model has none.
+        states: the same for states of recurrent layers, or window pages; None if the model has none.
         begin_thread: called first in each thread, as to choose its device.
     """
 

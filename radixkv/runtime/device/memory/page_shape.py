@@ -47,6 +47,11 @@ class PageShape:
         """Size of a page in bytes, K and V together."""
         return 2 * self.n_layers * self.page_size * self.token_values * self.dtype.itemsize
 
+    def __str__(self) -> str:
+        return (
+            f"{self.n_layers} layers, {self.n_kv_heads} kv_heads, {self.page_size} tokens, {self.head_dim} head_dim"
+        )
+
 
 class LayerPlace(NamedTuple):
     """Where the K and V are that a layer reads."""
@@ -107,10 +112,7 @@ class PageLayout:
         return sum(part.n_bytes for part in self.parts)
 
     def __str__(self) -> str:
-        return "; ".join(
-            f"{part.n_layers} layers, {part.n_kv_heads} kv_heads, {part.page_size} tokens, {part.head_dim} head_dim"
-            for part in self.parts
-        )
+        return "; ".join(map(str, self.parts))
 
 
 def count_pages(page: SizedPage, memory_bytes: int, max_total_tokens: int | None) -> int:

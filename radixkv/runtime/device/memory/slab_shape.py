@@ -122,6 +122,9 @@ class SlabShape:
                 first += shape.page_size * shape.token_values
         return [found[place] for place in self.page.places]
 
+    def __str__(self) -> str:
+        return f"{self.page}; {self.n_window_layers} layers with windows, {self.pages_per_slab} pages in a slab"
+
     @property
     def pool(self) -> WindowPool:
         """What the page cache has to know."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
@@ -113,21 +114,25 @@ class KeyChain:
 
 
 class StateKeys:
-    """Makes the keys of states of recurrent layers, each of which is kept as pages that continue its prefix.
+    """Makes the keys of states of recurrent layers, or window tails, which are kept as pages behind a prefix.
 
-    The tokens of these pages are -1, which no prompt has. So their keys depend on everything that those of pages
-    depend on, on the position of the state, and are no keys of a sequence.
+    A state has *parts*, each after a page: a recurrent state has one, after the last page before it; a window tail
+    has a window page of each page of the window, so tails share parts. A part is kept as some pages, whose tokens
+    are -1, which no prompt has. So their keys depend on everything that those of pages depend on, on the position,
+    and are no keys of a sequence.
 
     Args:
-        n_pages: pages that a state takes.
+        n_pages: pages that a part takes.
         interval: a sequence has states only after multiples of so many pages.
         page_token_bytes: bytes of one page's tokens.
+        n_parts: parts of a state, if there are so many pages before it.
     """
 
-    def __init__(self, n_pages: int, interval: int, page_token_bytes: int) -> None:
+    def __init__(self, n_pages: int, interval: int, page_token_bytes: int, n_parts: int = 1) -> None:
         self.n_pages = n_pages
+        self._n_parts = n_parts
         self.tokens = b"\xff" * (n_pages * page_token_bytes)
-        """The tokens of a state's pages."""
+        """The tokens of a part's pages."""
         self._interval = interval
         self._page_token_bytes = page_token_bytes
 
@@ -135,13 +140,39 @@ class StateKeys:
         """Returns after how many pages of a sequence a state may be: more than ``first``, the deepest first."""
         return range(last - last % self._interval, first, -self._interval)
 
+    def parts(self, end: int) -> range:
+        """Returns the entries of the pages that the parts of the state after ``end`` pages follow. O(1)."""
+        return range(max(0, end - self._n_parts), end)
+
+    def deepest(self, keys: Sequence[bytes], last: int, first: int, has: Callable[[bytes], bool]) -> int:
+        """Returns after how many pages the deepest state is that is whole.
+
+        O(pages), and a question for each part up to it.
+
+        Args:
+            keys: of a sequence's pages.
+            last: the state is after so many pages at most.
+            first: and after more than so many.
+            has: whether there is the part after the page with a key.
+
+        Returns:
+            ``first`` without one.
+        """
+        end = last - last % self._interval
+        while end > first:
+            missing = next((entry for entry in reversed(self.parts(end)) if not has(keys[entry])), None)
+            if missing is None:
+                return end
+            end = missing - missing % self._interval  # each state between them has the part that is missing
+        return first
+
     def first(self, key: bytes) -> bytes:
-        """Returns the key of the first page of the state after the page with a key. O(1)."""
+        """Returns the key of the first page of the part after the page with a key. O(1)."""
         (first,) = chain(key, self.tokens[: self._page_token_bytes], self._page_token_bytes)
         return first
 
     def all(self, key: bytes) -> list[bytes]:
-        """Returns the keys of all pages of the state after the page with a key. O(pages of a state)."""
+        """Returns the keys of all pages of the part after the page with a key. O(pages of a part)."""
         return chain(key, self.tokens, self._page_token_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Host slots of the CPU device: memory for pages beside its KV pool."""
+"""Host slots of the CPU device: memory for pages and window pages beside its KV pool."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import mmap
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from radixkv.runtime.device.memory.copy_threads import count_slots
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
+from radixkv.runtime.device.memory.cpu.slab_pool import SlabPool
 from radixkv.runtime.device.memory.pinned_memory import map_shared
 from radixkv.runtime.device.memory_check import require_host_memory
 from radixkv.runtime.step.page_copier import SlotPart
 
 
 class CpuHostSlots:
-    """``copy_threads.HostSlots`` over a ``KVPool``.
+    """``copy_threads.HostSlots`` over the pages of a pool; of one in slabs, the pages of layers without windows.
 
     Slots are page-first, [slots, parts, 2, layers, kv_heads, page_size, head_dim] with K before V, so that each is
     contiguous; a part is of a rank, and of the layers that have heads of one shape. The memory is reserved at once
@@ -31,7 +33,9 @@ class CpuHostSlots:
         ConfigError: not even one slot fits into ``n_bytes``, or ``n_bytes`` do not fit into memory.
     """
 
-    def __init__(self, pool: KVPool, n_bytes: int, part: SlotPart | None = None, *, n_state_bytes: int = 0) -> None:
+    def __init__(
+        self, pool: KVPool | SlabPool, n_bytes: int, part: SlotPart | None = None, *, n_state_bytes: int = 0
+    ) -> None:
         sizes = [2 * one.k[:, 0].nbytes for one in pool.parts]
         part_bytes = sum(sizes)
         self.page_bytes = part_bytes if part is None else part.n_parts * part_bytes
@@ -66,6 +70,11 @@ class CpuHostSlots:
         """False."""
         return False
 
+    @property
+    def memory(self) -> Tensor:
+        """All slots, [slots, bytes]."""
+        return self._memory
+
     def buffer(self, slot: int) -> memoryview:
         """Returns the memory of a slot. O(1)."""
         return self._memory[slot].numpy().data.cast("B")
@@ -88,3 +97,41 @@ class CpuHostSlots:
 
     def close(self) -> None:
         """Frees the memory with the last reference to this object."""
+
+
+class CpuHostWindows:
+    """``copy_threads.HostStates`` over the window pages of a ``SlabPool``.
+
+    A window page takes the place of the host slots of a slab, and begins with the first one. It has no slots of its
+    own.
+
+    Args:
+        pool: the pool to copy from and to.
+        slots: its host slots.
+        pages_per_slab: host slots that a window page takes.
+    """
+
+    n_slots = 0
+
+    def __init__(self, pool: SlabPool, slots: CpuHostSlots, pages_per_slab: int) -> None:
+        n_slabs, sizes = slots.n_slots // pages_per_slab, pool.windows.k[:, 0].shape
+        memory = slots.memory[: n_slabs * pages_per_slab].view(n_slabs, -1)
+        n_bytes = 2 * pool.windows.k[:, 0].nbytes
+        self._slots = memory[:, :n_bytes].view(pool.k.dtype).unflatten(1, (2, *sizes))
+        self._pool = pool
+
+    def buffers(self, slot: int) -> list[memoryview]:
+        """Raises ``NotImplementedError``: the memory of a window page is that of host slots."""
+        raise NotImplementedError("window pages have the memory of host slots")
+
+    def load(self, states: Sequence[tuple[int, int]]) -> None:
+        """Copies window pages from the host (source, destination)."""
+        for slab, page in states:
+            self._pool.windows.k[:, page].copy_(self._slots[slab, 0])
+            self._pool.windows.v[:, page].copy_(self._slots[slab, 1])
+
+    def store(self, states: Sequence[tuple[int, int]]) -> None:
+        """Copies window pages to the host (destination, source)."""
+        for slab, page in states:
+            self._slots[slab, 0].copy_(self._pool.windows.k[:, page])
+            self._slots[slab, 1].copy_(self._pool.windows.v[:, page])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.memory.cpu.kv_pool import KVPart
 from radixkv.runtime.device.memory.slab_shape import SlabShape, StridedLayer
 from radixkv.runtime.device.memory_check import check_allocation
 from radixkv.runtime.device.ops.base import LayerStates
@@ -36,6 +37,10 @@ class SlabPool:
         self._window_pages = [
             memory.view(-1, shape.slab_values)[:, : shape.window_page_values] for memory in (self.k, self.v)
         ]
+        self.parts = [KVPart(*(pages[None] for pages in self._pages))]
+        """All layers without windows as one, [1, pages, values] each of K and V."""
+        self.windows = KVPart(*(pages[None] for pages in self._window_pages))
+        """The same of the layers with windows, by window page."""
 
     def copy_windows(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies window pages in all layers with windows.

@@ -18,7 +18,7 @@ from radixkv.runtime.device.memory.copy_threads import count_slots
 from radixkv.runtime.device.memory.cuda.copy_pace import CopyPace
 from radixkv.runtime.device.memory.cuda.copy_stream import CopyStream
 from radixkv.runtime.device.memory.cuda.driver import CudaDriver
-from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
+from radixkv.runtime.device.memory.cuda.kv_pool import CopiedPool
 from radixkv.runtime.device.memory.pinned_memory import PinnedMemory
 from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.ops.cuda.page_copies import gather_pages, scatter_pages
@@ -41,6 +41,9 @@ class CudaHostSlots:
     A copy goes through a contiguous staging buffer on the GPU: a kernel copies a page's parts between pool and
     buffer, and the GPU's copy engine moves the buffer. Loads and stores have two buffers each.
 
+    With slabs, a window page takes the place of the slots of a slab, and is copied with the units of the slab that
+    it does not use.
+
     Args:
         pool: whose pages are copied.
         n_bytes: size of the host memory, rounded down to whole slots.
@@ -48,6 +51,7 @@ class CudaHostSlots:
         pace: how fast copies go beside steps.
         part: of each slot; see ``Executor.open_copier``.
         state_slots: those of states of recurrent layers, at the beginning of the memory; None: there are none.
+        slabs: the slabs of the pool, which window pages have; None: there are none.
 
     Raises:
         ConfigError: ``n_bytes`` is less than a page, or more than can be allocated.
@@ -55,19 +59,22 @@ class CudaHostSlots:
 
     def __init__(
         self,
-        pool: CudaPool,
+        pool: CopiedPool,
         n_bytes: int,
         driver: CudaDriver,
         pace: CopyPace,
         part: SlotPart | None = None,
         state_slots: StateSlots | None = None,
+        slabs: CopiedPool | None = None,
     ) -> None:
         self.page_bytes = pool.page_bytes if part is None else part.n_parts * pool.page_bytes
         self._n_state_bytes = 0 if state_slots is None else state_slots.n_bytes
         self.n_slots = count_slots(n_bytes - self._n_state_bytes, self.page_bytes)
         self._is_storing = part is None or part.stores
-        # No slot lies in two pieces, and no page of the machine does. A state's slot is a number of pages' bytes.
-        unit = math.lcm(self.page_bytes if state_slots is None else state_slots.slot_bytes, mmap.PAGESIZE)
+        # No slot or slab lies in two pieces, and no page of the machine does. A state's slot is a number of pages'
+        # bytes.
+        whole = self.page_bytes if state_slots is None else state_slots.slot_bytes
+        unit = math.lcm(whole if slabs is None else slabs.page_bytes, mmap.PAGESIZE)
         piece_bytes = max(1, _PIECE_BYTES // unit) * unit
         device = pool.device
         self._memory = PinnedMemory(
@@ -84,10 +91,22 @@ class CudaHostSlots:
             n_a_piece=piece_bytes // self.page_bytes,
             first=self._n_state_bytes // self.page_bytes,
         )
+        largest = pool.page_bytes if slabs is None else slabs.page_bytes
         try:
+            lanes = [_Lanes.of(max(1, _STAGING_BYTES // largest) * largest, pool.device) for _ in range(2)]
             self._loads, self._stores = (
-                _StagedCopies(pool, places, driver, pace, are_loads=are_loads) for are_loads in (True, False)
+                _StagedCopies(pool, places, driver, pace, some, are_loads=are_loads)
+                for some, are_loads in zip(lanes, (True, False), strict=True)
             )
+            self.windows = None
+            if slabs is not None:
+                of_slabs = _Places(self._memory.address, slabs.page_bytes, piece_bytes // slabs.page_bytes, first=0)
+                self.windows = CudaHostWindows(
+                    *(
+                        _StagedCopies(slabs, of_slabs, driver, pace, some, are_loads=are_loads)
+                        for some, are_loads in zip(lanes, (True, False), strict=True)
+                    )
+                )
         except BaseException:  # such as too little memory for the staging buffers
             self._memory.close()
             raise
@@ -126,6 +145,33 @@ class CudaHostSlots:
         self._memory.close()
 
 
+class CudaHostWindows:
+    """``copy_threads.HostStates`` of the window pages of a pool in slabs, in the memory of its host slots.
+
+    It has no slots of its own.
+
+    Args:
+        loads, stores: copy slabs; the lanes are those of the host slots, which the same thread copies.
+    """
+
+    n_slots = 0
+
+    def __init__(self, loads: _StagedCopies, stores: _StagedCopies) -> None:
+        self._loads, self._stores = loads, stores
+
+    def buffers(self, slot: int) -> list[memoryview]:
+        """Raises ``NotImplementedError``: the memory of a window page is that of host slots."""
+        raise NotImplementedError("window pages have the memory of host slots")
+
+    def load(self, states: Sequence[tuple[int, int]]) -> None:
+        """Copies window pages from the host (source, destination). Raises ``DeviceError`` or torch's errors."""
+        self._loads.run([slab for slab, _ in states], [page for _, page in states])
+
+    def store(self, states: Sequence[tuple[int, int]]) -> None:
+        """Copies window pages to the host (destination, source). Raises ``DeviceError`` or torch's errors."""
+        self._stores.run([slab for slab, _ in states], [page for _, page in states])
+
+
 class _Places(NamedTuple):
     """Where the slots are in host memory, counted from its beginning."""
 
@@ -147,15 +193,17 @@ class _StagedCopies:
         places: where the slots are.
         driver: copies between staging buffer and slots.
         pace: how fast copies go beside steps.
+        lanes: their buffers have room for a page or more.
         are_loads: whether slots are copied to pages, not pages to slots.
     """
 
     def __init__(
         self,
-        pool: CudaPool,
+        pool: CopiedPool,
         places: _Places,
         driver: CudaDriver,
         pace: CopyPace,
+        lanes: _Lanes,
         *,
         are_loads: bool,
     ) -> None:
@@ -168,8 +216,8 @@ class _StagedCopies:
         self._page_bytes = pool.page_bytes
         self._driver = driver
         self._pace = pace
-        self._n_staged = max(1, _STAGING_BYTES // pool.page_bytes)
-        self._lanes = tuple(_Lane(self._n_staged * pool.page_bytes, pool.device) for _ in range(2))
+        self._lanes = lanes
+        self._n_staged = lanes.first.buffer.nbytes // pool.page_bytes
         self._compile(pool.zero_page)
 
     def run(self, slots: Sequence[int], pages: Sequence[int]) -> None:
@@ -234,6 +282,18 @@ class _Lane:
     def __init__(self, n_bytes: int, device: torch.device) -> None:
         self.copies = CopyStream(device)
         self.buffer = torch.empty(n_bytes // 8, dtype=torch.int64, device=device)
+
+
+class _Lanes(NamedTuple):
+    """The two lanes of one direction."""
+
+    first: _Lane
+    second: _Lane
+
+    @classmethod
+    def of(cls, n_bytes: int, device: torch.device) -> _Lanes:
+        """Returns lanes with buffers of ``n_bytes``."""
+        return cls(_Lane(n_bytes, device), _Lane(n_bytes, device))
 
 
 def _pin(device: torch.device, address: int, n_bytes: int) -> None:

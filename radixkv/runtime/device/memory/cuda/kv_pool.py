@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,30 @@ class KVPart(NamedTuple):
 
     k: Tensor
     v: Tensor
+
+
+class CopiedPool(Protocol):
+    """Pages of one size, which are copied between a pool and host slots."""
+
+    @property
+    def parts(self) -> Sequence[KVPart]:
+        """K and V of all layers; a page has the same index in all parts."""
+        ...
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of a page in bytes, K and V of all parts together."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pages are."""
+        ...
+
+    @property
+    def zero_page(self) -> int:
+        """The page that stays zero."""
+        ...
 
 
 class CudaPool:

@@ -1,0 +1,197 @@
+"""The states of a cache as copies between tiers see them: of recurrent layers in slots, or of windows in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.window_pages import WindowPages
+from radixkv.runtime.cache.window_table import WindowTable
+from radixkv.tree.node import Lease, State
+from radixkv.tree.states import NodeStates
+
+
+@dataclass(slots=True, eq=False)
+class HeldState:
+    """A state that is copied from a cache, and keeps its memory meanwhile."""
+
+    state: State
+    parts: dict[int, int]
+    """Where the cache has each part of it, by the entry of the block table that the part follows or belongs to: the
+    slot of a recurrent state, which has one part, or the window page of each entry."""
+    window: WindowTable = field(default_factory=WindowTable)
+    """Holds the window pages."""
+
+
+@dataclass(slots=True, eq=False)
+class StatePlace:
+    """Where a cache will have a state that a copy brings; nothing finds it before."""
+
+    n_tokens: int
+    """Position of the state."""
+    slot: int
+    """The slot of the tree's state, which is reserved."""
+    parts: dict[int, int]
+    """Where the cache will have each part that is to be copied, as in ``HeldState``. It has the others already."""
+    window: WindowTable = field(default_factory=WindowTable)
+    """Holds the window pages, also those that are not copied."""
+
+    def pairs(self, source: HeldState) -> list[tuple[int, int]]:
+        """Returns source and destination of each part that is copied. O(parts)."""
+        return [(source.parts[entry], place) for entry, place in self.parts.items()]
+
+
+class CopiedStates(Protocol):
+    """The states of one cache, which are copied with pages."""
+
+    pages_per_part: int
+    """Pages whose bytes a part of a state takes."""
+    max_parts: int
+    """Most parts of a state. They are those of the last entries of the block table before it."""
+    max_pages_lost: int
+    """How many pages fewer the cache can have, at most, while it has a state."""
+
+    def hold(self, state: State) -> HeldState:
+        """Keeps the memory of a state until ``let_go``, also where the state leaves the tree. O(parts)."""
+
+    def let_go(self, held: HeldState) -> None:
+        """Ends a ``hold``. O(parts)."""
+
+    def reserve(
+        self, lease: Lease, n_tokens: int, beside: Sequence[StatePlace] = (), *, spares_waiting: bool = False
+    ) -> StatePlace | None:
+        """Makes room for a state that is to be copied.
+
+        Args:
+            lease: on the pages before it that the cache has.
+            n_tokens: its position.
+            beside: other places of the same copy, whose window pages may be its own.
+            spares_waiting: whether pages that an upcoming prompt needs are not evicted for it.
+
+        Returns:
+            None if there is no room.
+        """
+
+    def attach(self, place: StatePlace, lease: Lease, *, is_turn: bool = False) -> State | None:
+        """Puts a state whose copy has ended into the tree, with ``NodeStates.attach``: returns what that does."""
+
+    def give_back(self, place: StatePlace) -> None:
+        """Gives up a place whose copy has failed or is of no use. O(parts)."""
+
+
+class CopiedSlots(CopiedStates):
+    """States of recurrent layers.
+
+    Args:
+        states: of a tree.
+        page_size: tokens per page.
+        pages_per_part: see ``CopiedStates``.
+    """
+
+    max_parts = 1
+    max_pages_lost = 0
+
+    def __init__(self, states: NodeStates, page_size: int, pages_per_part: int) -> None:
+        self._states, self._page_size, self.pages_per_part = states, page_size, pages_per_part
+
+    def hold(self, state: State) -> HeldState:
+        """See ``CopiedStates``."""
+        self._states.hold(state)
+        return HeldState(state, {self._last_entry(state.n_tokens): state.slot})
+
+    def let_go(self, held: HeldState) -> None:
+        """See ``CopiedStates``."""
+        self._states.let_go(held.state)
+
+    def reserve(
+        self, lease: Lease, n_tokens: int, beside: Sequence[StatePlace] = (), *, spares_waiting: bool = False
+    ) -> StatePlace | None:
+        """See ``CopiedStates``."""
+        slot = self._states.reserve()
+        return None if slot is None else StatePlace(n_tokens, slot, {self._last_entry(n_tokens): slot})
+
+    def attach(self, place: StatePlace, lease: Lease, *, is_turn: bool = False) -> State | None:
+        """See ``CopiedStates``."""
+        return self._states.attach(lease, place.n_tokens, place.slot, is_turn=is_turn)
+
+    def give_back(self, place: StatePlace) -> None:
+        """See ``CopiedStates``."""
+        self._states.give_back(place.slot)
+
+    def _last_entry(self, n_tokens: int) -> int:
+        return n_tokens // self._page_size - 1
+
+
+class CopiedTails(CopiedStates):
+    """Window tails: a place shares the pages that other tails of the sequence have, and only the others are copied.
+
+    Args:
+        cache: has tails.
+        states: of its tree.
+        windows: its window pages.
+    """
+
+    def __init__(self, cache: PageCache, states: NodeStates, windows: WindowPages) -> None:
+        self._cache, self._states, self._windows = cache, states, windows
+        self.pages_per_part = windows.slabs.pages_per_slab
+        self.max_parts = -(-(windows.window - 1) // cache.page_size)
+        self.max_pages_lost = self.max_parts * self.pages_per_part
+
+    def hold(self, state: State) -> HeldState:
+        """See ``CopiedStates``."""
+        table = self._windows.open_copied(state)
+        return HeldState(state, dict(enumerate(table.pages, table.first)), table)
+
+    def let_go(self, held: HeldState) -> None:
+        """See ``CopiedStates``."""
+        self._windows.close_copied(held.window)
+
+    def reserve(
+        self, lease: Lease, n_tokens: int, beside: Sequence[StatePlace] = (), *, spares_waiting: bool = False
+    ) -> StatePlace | None:
+        """See ``CopiedStates``."""
+        known: dict[int, int] = {}
+        for state in self._states.on_path(lease):
+            end = state.n_tokens // self._cache.page_size
+            known |= dict(enumerate(state.pages, end - len(state.pages)))
+        for place in beside:
+            known |= dict(enumerate(place.window.pages, place.window.first))
+        table = self._windows.reserve_tail(self._cache, n_tokens, known, spares_waiting=spares_waiting)
+        if table is None:
+            return None
+        slot = self._states.reserve()
+        if slot is None:
+            self._windows.close_copied(table)
+            return None
+        copied = {entry: page for entry, page in enumerate(table.pages, table.first) if known.get(entry) != page}
+        return StatePlace(n_tokens, slot, copied, table)
+
+    def attach(self, place: StatePlace, lease: Lease, *, is_turn: bool = False) -> State | None:
+        """See ``CopiedStates``."""
+        state = self._states.attach(lease, place.n_tokens, place.slot, is_turn=is_turn)
+        if state is not None and not state.pages:
+            self._windows.keep(place.window, state)
+        self._windows.close_copied(place.window)
+        return state
+
+    def give_back(self, place: StatePlace) -> None:
+        """See ``CopiedStates``."""
+        self._states.give_back(place.slot)
+        self._windows.close_copied(place.window)
+
+
+def copied_states(cache: PageCache, n_state_pages: int) -> CopiedStates | None:
+    """Returns the states of a cache; None if its model has none.
+
+    Args:
+        cache: of any tier.
+        n_state_pages: pages whose bytes a state of recurrent layers takes.
+    """
+    states = cache.tree.states
+    if states is None:
+        return None
+    if isinstance(cache.window_pages, WindowPages):
+        return CopiedTails(cache, states, cache.window_pages)
+    return CopiedSlots(states, cache.page_size, n_state_pages)
