@@ -68,3 +68,13 @@ def test_remembered_keys_are_those_of_the_same_tokens_after_the_same_tokens() ->
         tokens = b"".join(random.choices(parts, k=random.randrange(6))) + bytes(random.randrange(9))
         namespace = Namespace(salt=random.choice([None, "a", "b"]))
         assert remembering.keys(namespace, tokens) == chain(namespace_key(root, namespace), tokens, 8)
+
+
+def test_the_deepest_window_is_one_whose_pages_are_all_there() -> None:
+    """A window has three pages; the search goes on behind a missing one at the deepest end that needs it not."""
+    windows = StateKeys(3, 1, 64, n_parts=3)
+    keys = [bytes([n]) for n in range(12)]
+    cases = [({9, 8, 7}, 10), ({11, 10, 8, 7, 6, 5}, 9), ({11, 10, 1, 0}, 2), ({11, 2, 0}, 1), ({11, 2}, 0)]
+    for stored, expected in cases:
+        assert windows.deepest(keys, 12, 0, lambda key, stored=stored: key[0] in stored) == expected
+    assert windows.deepest(keys, 12, 10, lambda key: key[0] in {9, 8, 7}) == 10
