@@ -264,11 +264,12 @@ def test_choices_and_beams_are_those_without_window_pages(folder: Path) -> None:
 def test_pages_and_windows_come_back_from_host_memory_and_after_a_restart_from_disk(
     kv_dtype: str, folder: Path, tmp_path: Path
 ) -> None:
-    """With the bits of cold prompts, beside other prompts that take the pool. All chunks have 64 tokens."""
+    """With the bits of cold prompts, beside other prompts that take the pool. Pages and steps of 64 tokens make all
+    chunks so."""
     system = [*random_ids(200, seed=1), END]
     prompts = [[*system, *random_ids(n, seed=n), END, *random_ids(9, seed=n + 1)] for n in (100, 300, 60)]
-    others = [random_ids(500, seed=seed) for seed in range(20, 26)]
-    settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "kv_cache_dtype": kv_dtype}
+    settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 1, "page_size": 64}
+    settings["kv_cache_dtype"] = kv_dtype
     tiers = {"host_memory_bytes": 64 << 20, "cache_dir": str(tmp_path / "kv"), "load_policy": "always"}
     few = {"max_total_tokens": 2048, "max_model_len": 1024}
 
@@ -284,6 +285,8 @@ def test_pages_and_windows_come_back_from_host_memory_and_after_a_restart_from_d
                 host = llm.get_metrics().host
                 if host is not None and host.n_slots:
                     break
+            n_others = int(1.2 * 64 * llm.get_metrics().n_pages) // 500
+            others = [random_ids(500, seed=20 + n) for n in range(n_others)]
             for turn in range(4):
                 found = answers(llm)
                 print(
