@@ -452,7 +452,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             in_host.attach(place, store.place.lease, is_turn=state.is_turn)
         else:
             in_host.give_back(place)
-        return bytes(store.tokens[: state.n_tokens * TOKEN_BYTES]) + bytes(TOKEN_BYTES)
+        return bytes(store.tokens[: state.n_tokens * TOKEN_BYTES])
 
     def _take_load(self, load: HostLoad, finished: FinishedTransfer) -> None:
         if finished.n_pages:

@@ -1,0 +1,65 @@
+"""Which states of sequences are stored below the device, of recurrent layers and of windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from radixkv.tree.node import Namespace
+from support.engine import Engine, token_bytes
+
+MESSAGE_END = 3
+SYSTEM = [*range(10, 33), MESSAGE_END]
+"""A first message that ends at a position of a state."""
+
+of_each_kind = pytest.mark.parametrize(
+    "kind", [{"n_states": 10}, {"mixed_window": 5}], ids=["recurrent", "windows"]
+)
+
+
+def opened(kind: dict[str, int], **settings: Any) -> Engine:
+    return Engine(60, 4, n_slots=60, **kind, **settings)
+
+
+def chat(first: int) -> list[int]:
+    return [*SYSTEM, *range(40 + first, 50 + first), MESSAGE_END, 4]
+
+
+def in_host(engine: Engine) -> list[int]:
+    assert engine.host.tree.states is not None
+    return sorted(state.n_tokens for state in engine.host.tree.states)
+
+
+@of_each_kind
+def test_selective_stores_the_state_from_which_a_second_request_goes_on(kind: dict[str, int]) -> None:
+    engine = opened(kind, write_policy="selective")
+    engine.serve(chat(0))
+    assert in_host(engine) == []
+    engine.serve(chat(20))
+    engine.store_all()
+    assert in_host(engine) == [len(SYSTEM)]
+    engine.run_to_the_end()
+
+
+@of_each_kind
+def test_a_pinned_prefix_is_stored_with_the_state_at_its_end(kind: dict[str, int]) -> None:
+    engine = opened(kind, write_policy="selective")
+    engine.serve(chat(0))
+    engine.pins.pin(Namespace(), token_bytes(SYSTEM), 60.0)
+    engine.store_all()
+    assert in_host(engine) == [len(SYSTEM)]
+    engine.pins.clear()
+    engine.run_to_the_end()
+
+
+@of_each_kind
+def test_what_was_stored_is_written_to_disk_with_its_state(kind: dict[str, int]) -> None:
+    engine = opened(kind, write_policy="selective", has_disk=True)
+    engine.serve(chat(0))
+    engine.serve(chat(20))
+    engine.run_to_the_end()
+    tokens = token_bytes(chat(20))
+    disk = engine.host_tier.disk
+    assert disk is not None
+    assert disk.n_fetchable(Namespace(), tokens, 0) == len(SYSTEM)
