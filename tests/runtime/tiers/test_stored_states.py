@@ -1,4 +1,4 @@
-"""Which states of sequences are stored below the device, of recurrent layers and of windows."""
+"""States of recurrent layers and windows below the device: which are stored, and the requests that load them."""
 
 from __future__ import annotations
 
@@ -63,3 +63,22 @@ def test_what_was_stored_is_written_to_disk_with_its_state(kind: dict[str, int])
     disk = engine.host_tier.disk
     assert disk is not None
     assert disk.n_fetchable(Namespace(), tokens, 0) == len(SYSTEM)
+
+
+def test_loaded_requests_whose_tails_have_the_slabs_that_were_promised_to_one_before_them() -> None:
+    """The first one lacks room for its window pages then, though no window page is in the place of other pages. It
+    gives way to those that have room."""
+    engine = Engine(24, 2, mixed_window=2, pages_per_slab=2, n_slots=60, max_num_batched_tokens=24)
+    starts = [[10, MESSAGE_END], [20, 21, 22, 23, 24, MESSAGE_END], [30, MESSAGE_END]]
+    for start in starts:
+        engine.serve([*start, 4], 1)
+    engine.store_all()
+    assert in_host(engine) == [2, 2, 6]
+    engine.cache.flush()
+    engine.finishes_copies = False
+    for start, n_tokens in zip(starts, (25, 15, 6), strict=True):
+        engine.add([*start, *range(40, 40 + n_tokens - len(start))], 1)
+    engine.turn()
+    assert len(engine.copier.in_flight) == len(starts)
+    engine.finishes_copies = True
+    engine.run_to_the_end()
