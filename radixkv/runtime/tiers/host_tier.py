@@ -256,6 +256,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             held = self.host_states.hold(source.state)
             states = place.pairs(held)
             self.host_states.let_go(held)  # the lease's block table holds it
+            place.is_turn = source.state.is_turn
             load.state = place
             load.n_more = len(states) * self.host_states.pages_per_part
             self.host.tree.states.use(source.state)
@@ -414,6 +415,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
                 place = in_host.reserve(lease, state.n_tokens, places, spares_waiting=True)
                 if place is None:
                     break
+                place.is_turn = state.is_turn
                 places.append(place)
                 store.states.append(StateCopy(of_device.hold(state), place))
         store.n_more = sum(len(place.parts) for place in places) * in_host.pages_per_part
@@ -449,7 +451,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         assert place is not None
         assert in_host is not None
         if is_stored and store.place.lease is not None:
-            in_host.attach(place, store.place.lease, is_turn=state.is_turn)
+            in_host.attach(place, store.place.lease)
         else:
             in_host.give_back(place)
         return bytes(store.tokens[: state.n_tokens * TOKEN_BYTES])

@@ -82,3 +82,20 @@ def test_loaded_requests_whose_tails_have_the_slabs_that_were_promised_to_one_be
     assert len(engine.copier.in_flight) == len(starts)
     engine.finishes_copies = True
     engine.run_to_the_end()
+
+
+@of_each_kind
+def test_a_turn_that_comes_back_is_still_one_and_was_not_computed_again(kind: dict[str, int]) -> None:
+    """So it is evicted first once the next turn has gone on from it."""
+    engine, prompt = opened(kind), chat(0)[:-1]
+    engine.serve(prompt, 1)
+    engine.store_all()
+    states = engine.cache.tree.states
+    assert states is not None
+    n_saved = states.n_saved
+    engine.cache.flush()
+    engine.serve(prompt, 1)
+    assert engine.host_tier.counters.n_pages_loaded
+    assert [(state.n_tokens, state.is_turn) for state in states] == [(32, True)]
+    assert states.n_saved == n_saved
+    engine.run_to_the_end()
