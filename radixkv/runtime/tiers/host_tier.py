@@ -387,6 +387,10 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         n_needed = n_missing + (0 if self.host_states is None else self.host_states.max_pages_lost)
         if is_being_stored or (self._is_growing and n_needed > max(0, self.host.n_available_to(offer.namespace))):
             return place, first, None
+        if (states := self.host_states) is not None:
+            n_available = self.host.n_available_to(offer.namespace)
+            if states.n_pages_with(n_missing) > n_available:
+                return place, first, 0  # they are stored as a whole or not at all: none is evicted for some of them
         n_pages = self.host.evict_unneeded(offer.namespace, n_missing)
         has_room = self.host.reserve_copied(place, first + n_pages)
         assert has_room, "the host tier has fewer slots than it counts as available"

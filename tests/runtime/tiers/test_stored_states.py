@@ -99,3 +99,16 @@ def test_a_turn_that_comes_back_is_still_one_and_was_not_computed_again(kind: di
     assert [(state.n_tokens, state.is_turn) for state in states] == [(32, True)]
     assert states.n_saved == n_saved
     engine.run_to_the_end()
+
+
+@of_each_kind
+def test_a_sequence_for_which_the_host_tier_is_too_small_evicts_nothing(kind: dict[str, int]) -> None:
+    """Without its last state its pages would be of no use."""
+    engine = Engine(80, 4, n_slots=24, **kind)
+    engine.serve(chat(0), 1)
+    engine.store_all()
+    before = in_host(engine)
+    engine.serve([*range(100, 220), MESSAGE_END, 4], 1)
+    engine.store_all()
+    assert (in_host(engine), engine.host.n_evicted) == (before, 0)
+    engine.run_to_the_end()
