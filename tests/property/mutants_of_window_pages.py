@@ -11,7 +11,7 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.free_pages import Slabs
 from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.cache.window_table import WindowTable
-from radixkv.runtime.tiers.copied_states import HeldState, StatePlace, CopiedTails
+from radixkv.runtime.tiers.copied_states import CopiedTails, HeldState, StatePlace
 from radixkv.runtime.tiers.tier_link import TierLink
 from radixkv.tree.node import State
 

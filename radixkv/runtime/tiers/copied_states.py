@@ -56,8 +56,8 @@ class CopiedStates(Protocol):
     """How many pages fewer the cache can have, at most, while it has a state."""
 
     def n_pages_with(self, n_new: int) -> int:
-        """Returns how many pages a copy of ``n_new`` pages and the state after them takes at least: these, and those
-        in whose place parts of the state are."""
+        """Returns how many pages a copy of ``n_new`` pages and the state after them takes at least: these, and
+        those in whose place parts of the state are."""
         return n_new + min(n_new * self.pages_per_part, self.max_pages_lost)
 
     def hold(self, state: State) -> HeldState:

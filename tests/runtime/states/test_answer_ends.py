@@ -68,8 +68,8 @@ def test_after_some_answers_that_were_not_repeated_none_is_saved_until_one_is() 
 
 @pytest.mark.parametrize("n_tokens", [512, 64], ids=["whole prompts", "chunks"])
 def test_answers_that_are_longer_than_what_follows_them_show_that_they_are_not_repeated(n_tokens: int) -> None:
-    """As where a template leaves long reasoning out: the next prompt may end before the answer did, or its first row
-    does. The same prompt again shows nothing."""
+    """As where a template leaves long reasoning out: the next prompt may end before the answer did, or its first
+    row does. The same prompt again shows nothing."""
     engine = Engine(600, 4, n_states=100, state_block_tokens=BLOCK, max_num_batched_tokens=n_tokens)
     prompt = [*text(30, 1), MESSAGE_END, 4]
     for turn in range(3):
