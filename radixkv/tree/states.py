@@ -41,7 +41,7 @@ class NodeStates:
         self.n_slots = n_slots
         """How many states there can be."""
         self.n_saved = 0
-        """States that have been computed."""
+        """States that have been computed for this tree, and not copied from another tier."""
         self.n_evicted = 0
         """States that gave their slots to others."""
         self._free = list(range(n_slots - 1, -1, -1))
@@ -129,7 +129,9 @@ class NodeStates:
         self._reserved.remove(slot)
         self._free.append(slot)
 
-    def attach(self, lease: Lease, n_tokens: int, slot: int, *, is_turn: bool = False) -> State | None:
+    def attach(
+        self, lease: Lease, n_tokens: int, slot: int, *, is_turn: bool = False, is_copy: bool = False
+    ) -> State | None:
         """Puts the state in a reserved slot at its place in the tree, as ``put`` does; matches find it at once.
 
         Frees the slot if the lease is detached or does not have the tokens, or if there is a state.
@@ -139,6 +141,7 @@ class NodeStates:
             n_tokens: position of the state, in whole pages.
             slot: has the state.
             is_turn: see ``State``.
+            is_copy: whether another tier has computed the state, so that it does not count in ``n_saved``.
 
         Returns:
             The computed state that is there now; None without one.
@@ -152,8 +155,8 @@ class NodeStates:
             return node.state if node.state.is_computed else None
         self._reserved.remove(slot)
         state = self._place(node, n_beyond, n_tokens, slot, is_turn=is_turn)
-        self._coming.add(state)
-        self.computed(state)
+        self._enter(state)
+        self.n_saved += not is_copy
         return state
 
     def on_path(self, lease: Lease) -> list[State]:
@@ -176,10 +179,8 @@ class NodeStates:
         """Lets matches find a state from now on. Does nothing if it has left the tree. O(1)."""
         if state in self._coming:
             self._coming.remove(state)
-            state.is_computed = True
+            self._enter(state)
             self.n_saved += 1
-            self._by_use[state] = None
-            self._forest.version += 1
 
     def use(self, state: State) -> None:
         """Notes that a request goes on from a state. O(1)."""
@@ -279,6 +280,11 @@ class NodeStates:
             end += len(one.key)
             if one.state is not None and end < len(tokens):
                 yield end, one.state
+
+    def _enter(self, state: State) -> None:
+        state.is_computed = True
+        self._by_use[state] = None
+        self._forest.version += 1
 
     def _find(self, lease: Lease, n_tokens: int) -> tuple[Node, int]:
         """Returns the node of a lease's path with a position, and the bytes of it that lie beyond. O(edges)."""

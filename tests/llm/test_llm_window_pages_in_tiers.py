@@ -96,6 +96,7 @@ def test_a_restart_reads_pages_and_windows_from_disk(folder: Path, tmp_path: Pat
 
 
 @of_gemma
-def test_host_memory_without_room_for_a_window_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize("n_bytes", [30000, 5000], ids=["less than a window", "less than a window page"])
+def test_host_memory_without_room_for_a_window_is_refused(folder: Path, n_bytes: int) -> None:
     with pytest.raises(ConfigError, match="less than a window of 48 tokens takes, 32768"):
-        opened(folder, **SMALL, host_memory_bytes=30000)
+        opened(folder, **SMALL, host_memory_bytes=n_bytes)

@@ -28,6 +28,11 @@ class WindowAllocator(Protocol):
     def n_pages_replaced(self) -> int:
         """How many pages of layers without windows have a window page in their place."""
 
+    @property
+    def can_replace_pages(self) -> bool:
+        """Whether window pages can be in the place of other pages: a request may then find fewer of these than were
+        promised to it."""
+
     def free_pages(self, n_pages: int) -> FreePages:
         """Returns the free pages of a new pool of ``n_pages`` pages of layers without windows."""
 
@@ -140,6 +145,11 @@ class NoWindowPages(WindowAllocator):
     def n_pages_replaced(self) -> int:
         """See ``WindowAllocator.n_pages_replaced``: none."""
         return 0
+
+    @property
+    def can_replace_pages(self) -> bool:
+        """See ``WindowAllocator.can_replace_pages``."""
+        return False
 
     def free_pages(self, n_pages: int) -> FreePages:
         """See ``WindowAllocator.free_pages``: a list."""

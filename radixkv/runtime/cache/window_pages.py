@@ -74,6 +74,11 @@ class WindowPages(WindowAllocator):
         """See ``WindowAllocator.n_pages_replaced``. O(1)."""
         return self.slabs.n_shared * self.slabs.pages_per_slab
 
+    @property
+    def can_replace_pages(self) -> bool:
+        """See ``WindowAllocator.can_replace_pages``."""
+        return True
+
     def free_pages(self, n_pages: int) -> FreePages:
         """See ``WindowAllocator.free_pages``: the slabs, which have so many."""
         assert len(self.slabs) == n_pages, "the pool is that of the slabs"

@@ -196,10 +196,11 @@ class PrefillRows:
                 request, self._running.n_room(request, prefilling, only_reserved=only_reserved)
             ):
                 continue
+            is_loaded = request.phase is Phase.LOADING
             if not self._running.assign_batch_slot(request, prefilling, only_reserved=only_reserved):
                 self._blocked = (self._n_unpromised, len(self._running), self._waiting.version)
-                if not self._lacks_common_pages(request):
-                    continue
+                if not self._lacks_common_pages(request) or (is_loaded and request.phase is Phase.WAITING):
+                    continue  # one that was loaded has given its pages up: they may be those that others lack
                 if not self._shares.n_reserved_beside(request):
                     break
                 only_reserved = True

@@ -337,10 +337,13 @@ class RunningRequests:
 
     def _begins_anew(self, request: Request) -> bool:
         """Returns whether there may be room for a request that does not fit though none runs: a loaded one gives up
-        its pages and begins as a waiting one, which begins without the cache once none loads."""
+        its pages and begins as a waiting one, which begins without the cache once none loads.
+
+        The tails of others that were loaded after it may have the slabs for windows only that were promised to it.
+        """
         if request.phase is Phase.LOADING:
-            are_replaced = self._cache.window_pages.n_pages_replaced > 0
-            return are_replaced and self._tiers.retract_last(lambda one: one is request)
+            can_be_short = self._cache.window_pages.can_replace_pages
+            return can_be_short and self._tiers.retract_last(lambda one: one is request)
         return not len(self._tiers) and self._begins_again(request)
 
     def _begins_again(self, request: Request) -> bool:

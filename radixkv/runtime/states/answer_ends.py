@@ -40,7 +40,7 @@ class AnswerEnds:
 
     def __init__(self, states: NodeStates) -> None:
         self._states = states
-        self._repeated = RepeatedAnswers()
+        self._repeated = RepeatedAnswers(states.block_tokens)
         self._max_requests = states.n_slots // _SLOTS_A_REQUEST
         self._saved: dict[Request, list[_Saved]] = {}
         """The states of each answer that has some, by position. All but the last two are given up."""

@@ -15,10 +15,14 @@ class RepeatedAnswers:
 
     A chat's template may leave reasoning out of earlier answers, or clients may change them. No frontend has to say
     so: the tree has the pages of an answer, and a prompt that goes on behind the message before it shows whether it
-    has the same tokens.
+    has the same tokens. It may be shorter than the answer, where a template leaves long reasoning out.
+
+    Args:
+        block_tokens: positions of states are multiples of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
         self._share = _MIN_SHARE
         self.are_seen = False
         """Whether a prompt has repeated an answer since the start."""
@@ -41,7 +45,9 @@ class RepeatedAnswers:
             end: the position after the row's last one.
             n_in_tree: leading tokens whose pages the tree had before.
         """
-        if 0 < source.answer_end < end:
+        is_behind_answer = source.answer_end < end
+        differs = n_in_tree <= end - self._block_tokens  # by more than a page that the row does not fill
+        if source.answer_end and (is_behind_answer or differs):
             is_repeated = n_in_tree >= source.answer_end
             self._share += (is_repeated - self._share) * _WEIGHT
             self.are_seen |= is_repeated

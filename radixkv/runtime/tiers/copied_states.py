@@ -37,6 +37,8 @@ class StatePlace:
     """Where the cache will have each part that is to be copied, as in ``HeldState``. It has the others already."""
     window: WindowTable = field(default_factory=WindowTable)
     """Holds the window pages, also those that are not copied."""
+    is_turn: bool = False
+    """Whether the state is that of a turn where it is copied from, see ``State``; False if that is not known."""
 
     def pairs(self, source: HeldState) -> list[tuple[int, int]]:
         """Returns source and destination of each part that is copied. O(parts)."""
@@ -52,6 +54,11 @@ class CopiedStates(Protocol):
     """Most parts of a state. They are those of the last entries of the block table before it."""
     max_pages_lost: int
     """How many pages fewer the cache can have, at most, while it has a state."""
+
+    def n_pages_with(self, n_new: int) -> int:
+        """Returns how many pages a copy of ``n_new`` pages and the state after them takes at least: these, and
+        those in whose place parts of the state are."""
+        return n_new + min(n_new * self.pages_per_part, self.max_pages_lost)
 
     def hold(self, state: State) -> HeldState:
         """Keeps the memory of a state until ``let_go``, also where the state leaves the tree. O(parts)."""
@@ -74,7 +81,7 @@ class CopiedStates(Protocol):
             None if there is no room.
         """
 
-    def attach(self, place: StatePlace, lease: Lease, *, is_turn: bool = False) -> State | None:
+    def attach(self, place: StatePlace, lease: Lease) -> State | None:
         """Puts a state whose copy has ended into the tree, with ``NodeStates.attach``: returns what that does."""
 
     def give_back(self, place: StatePlace) -> None:
@@ -112,9 +119,9 @@ class CopiedSlots(CopiedStates):
         slot = self._states.reserve()
         return None if slot is None else StatePlace(n_tokens, slot, {self._last_entry(n_tokens): slot})
 
-    def attach(self, place: StatePlace, lease: Lease, *, is_turn: bool = False) -> State | None:
+    def attach(self, place: StatePlace, lease: Lease) -> State | None:
         """See ``CopiedStates``."""
-        return self._states.attach(lease, place.n_tokens, place.slot, is_turn=is_turn)
+        return self._states.attach(lease, place.n_tokens, place.slot, is_turn=place.is_turn, is_copy=True)
 
     def give_back(self, place: StatePlace) -> None:
         """See ``CopiedStates``."""
@@ -168,9 +175,9 @@ class CopiedTails(CopiedStates):
         copied = {entry: page for entry, page in enumerate(table.pages, table.first) if known.get(entry) != page}
         return StatePlace(n_tokens, slot, copied, table)
 
-    def attach(self, place: StatePlace, lease: Lease, *, is_turn: bool = False) -> State | None:
+    def attach(self, place: StatePlace, lease: Lease) -> State | None:
         """See ``CopiedStates``."""
-        state = self._states.attach(lease, place.n_tokens, place.slot, is_turn=is_turn)
+        state = self._states.attach(lease, place.n_tokens, place.slot, is_turn=place.is_turn, is_copy=True)
         if state is not None and not state.pages:
             self._windows.keep(place.window, state)
         self._windows.close_copied(place.window)

@@ -256,6 +256,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             held = self.host_states.hold(source.state)
             states = place.pairs(held)
             self.host_states.let_go(held)  # the lease's block table holds it
+            place.is_turn = source.state.is_turn
             load.state = place
             load.n_more = len(states) * self.host_states.pages_per_part
             self.host.tree.states.use(source.state)
@@ -386,6 +387,10 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         n_needed = n_missing + (0 if self.host_states is None else self.host_states.max_pages_lost)
         if is_being_stored or (self._is_growing and n_needed > max(0, self.host.n_available_to(offer.namespace))):
             return place, first, None
+        if (states := self.host_states) is not None:
+            n_available = self.host.n_available_to(offer.namespace)
+            if states.n_pages_with(n_missing) > n_available:
+                return place, first, 0  # they are stored as a whole or not at all: none is evicted for some of them
         n_pages = self.host.evict_unneeded(offer.namespace, n_missing)
         has_room = self.host.reserve_copied(place, first + n_pages)
         assert has_room, "the host tier has fewer slots than it counts as available"
@@ -414,6 +419,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
                 place = in_host.reserve(lease, state.n_tokens, places, spares_waiting=True)
                 if place is None:
                     break
+                place.is_turn = state.is_turn
                 places.append(place)
                 store.states.append(StateCopy(of_device.hold(state), place))
         store.n_more = sum(len(place.parts) for place in places) * in_host.pages_per_part
@@ -449,10 +455,10 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         assert place is not None
         assert in_host is not None
         if is_stored and store.place.lease is not None:
-            in_host.attach(place, store.place.lease, is_turn=state.is_turn)
+            in_host.attach(place, store.place.lease)
         else:
             in_host.give_back(place)
-        return bytes(store.tokens[: state.n_tokens * TOKEN_BYTES]) + bytes(TOKEN_BYTES)
+        return bytes(store.tokens[: state.n_tokens * TOKEN_BYTES])
 
     def _take_load(self, load: HostLoad, finished: FinishedTransfer) -> None:
         if finished.n_pages:

@@ -169,11 +169,12 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         # The load that follows counts the hit.
         blocks = self.host.open(namespace, tokens, is_hit=False, needs_state=False)
         first = blocks.n_leased
-        last = min(n_tokens // page_size, first + max(0, self.host.n_available_to(namespace)))
+        n_available = max(0, self.host.n_available_to(namespace))
+        last = min(n_tokens // page_size, first + n_available)
         state, has_room = None, last > max(first, n_device // page_size)
         if (states := self.upper_states) is not None:
             assert blocks.lease is not None
-            if last == n_tokens // page_size:
+            if states.n_pages_with(n_tokens // page_size - first) <= n_available:
                 state = states.reserve(blocks.lease, last * page_size)
             has_room = state is not None
         if not has_room or not self.host.reserve_copied(blocks, last):

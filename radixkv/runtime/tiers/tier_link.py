@@ -17,6 +17,8 @@ from radixkv.tree.node import TOKEN_BYTES, Namespace, State
 MAX_OFFERS = 4096
 """Offers that wait for their copy; beyond them the oldest is dropped. A later request for the same tokens offers
 them again."""
+_NO_TOKEN = b"\xff" * TOKEN_BYTES
+"""A token that no sequence has."""
 MAX_OFFERS_PER_TURN = 32
 """Offers looked at in one turn, which bounds its length: a batch of requests may offer all its prompts at once."""
 
@@ -278,7 +280,9 @@ class TierLink(ABC, Generic[P, L]):
         Where there are states, pages are of use up to one of them only: all up to the last one are stored, or none.
         """
         page_size = self.upper.page_size
-        blocks = self.upper.open(offer.namespace, offer.tokens, is_use=False)
+        tokens_of_pages = offer.tokens[: len(offer.tokens) - len(offer.tokens) % (page_size * TOKEN_BYTES)]
+        # A match leaves a token over for a state to be used on. A copy uses none, and the state may be at the end.
+        blocks = self.upper.open(offer.namespace, tokens_of_pages + _NO_TOKEN, is_use=False)
         n_computed = 0 if blocks.lease is None else self.upper.tree.n_computed(blocks.lease) // page_size
         if self.upper.tree.states is not None and n_computed < len(blocks.pages):
             n_computed = 0

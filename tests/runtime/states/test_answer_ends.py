@@ -66,6 +66,21 @@ def test_after_some_answers_that_were_not_repeated_none_is_saved_until_one_is() 
     assert chat(engine, 3, 5, repeats=True) == [0, 16, 80, 160, 224]
 
 
+@pytest.mark.parametrize("n_tokens", [512, 64], ids=["whole prompts", "chunks"])
+def test_answers_that_are_longer_than_what_follows_them_show_that_they_are_not_repeated(n_tokens: int) -> None:
+    """As where a template leaves long reasoning out: the next prompt may end before the answer did, or its first
+    row does. The same prompt again shows nothing."""
+    engine = Engine(600, 4, n_states=100, state_block_tokens=BLOCK, max_num_batched_tokens=n_tokens)
+    prompt = [*text(30, 1), MESSAGE_END, 4]
+    for turn in range(3):
+        engine.serve(prompt, 150)
+        engine.serve(prompt, 150)
+        n_saved = states_of(engine).n_saved
+        prompt = [*prompt, *text(10, 50 + turn), MESSAGE_END, *text(20, 60 + turn), MESSAGE_END, 4]
+    engine.serve(prompt, 150)
+    assert states_of(engine).n_saved == n_saved + 1, "that of the prompt"
+
+
 def test_an_answer_that_is_aborted_or_shorter_than_a_block_has_no_state() -> None:
     engine = opened(20)
     engine.serve([*text(33, 1), MESSAGE_END], 10)

@@ -115,7 +115,7 @@ class CpuHostWindows:
 
     def __init__(self, pool: SlabPool, slots: CpuHostSlots, pages_per_slab: int) -> None:
         n_slabs, sizes = slots.n_slots // pages_per_slab, pool.windows.k[:, 0].shape
-        memory = slots.memory[: n_slabs * pages_per_slab].view(n_slabs, -1)
+        memory = slots.memory[: n_slabs * pages_per_slab].view(n_slabs, pages_per_slab * slots.page_bytes)
         n_bytes = 2 * pool.windows.k[:, 0].nbytes
         self._slots = memory[:, :n_bytes].view(pool.k.dtype).unflatten(1, (2, *sizes))
         self._pool = pool
