@@ -12,7 +12,8 @@ class WindowEntries:
 
     An entry that the device does not know names a page of zeros, or one that the batch slot had for an earlier
     request: K and V would be written there. A change that does not continue a batch slot's entries is of a new
-    request, which does not have the entries before it.
+    request, which does not have the entries before it. A new request whose first change happens to continue the
+    entries of the earlier one is not noticed.
 
     Args:
         pool: whose window pages these are.

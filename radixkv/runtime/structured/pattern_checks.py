@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from radixkv.errors import shortened
 from radixkv.runtime.structured.refusals import refusal
 from radixkv.runtime.structured.utf8_patterns import utf8_pattern
+
+_PLACE = re.compile(
+    r"^.*(Regex parsing error at position \d+|EBNF parser error at line \d+, column \d+): ", re.DOTALL
+)
+"""A place in the rewritten pattern, which says nothing about the given one."""
 
 
 def check_patterns(schema: Any) -> None:
@@ -25,7 +31,7 @@ def check_patterns(schema: Any) -> None:
         try:
             grammar = xgrammar.Grammar.from_json_schema(text)
         except RuntimeError as error:
-            raise refusal(str(error)) from None
+            raise refusal(f"the pattern {shortened(pattern)}: {_PLACE.sub('', str(error))}") from None
         if "json_string=true" not in str(grammar):
             raise refusal(f"the pattern {shortened(pattern)} is too long, or needs characters that JSON escapes")
 

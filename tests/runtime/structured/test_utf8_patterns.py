@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -108,6 +109,46 @@ def test_a_pattern_has_its_letters_and_only_utf8(pattern: str, style: str | None
 
 
 @pytest.mark.parametrize(
+    "pattern",
+    [
+        "a([-ab]*b)?",
+        "(ab*)?",
+        "(a+b)??",
+        "a(-b+)?",
+        "((b|ab?c?){2,}-)?",
+        "(bc*|a){1,}",
+        "(bc*|a){2,}?",
+        "b|c|b{1,2}",
+        "^(b|(?:c|(a|b{1,2})))$",
+        "(?:a|b)?",
+        "(?P<name>a+c)?",
+        "a{0,}b",
+        r"\(?a\)?",
+        "[(]a?",
+        "^a|b$",
+    ],
+)
+def test_loops_and_alternatives_have_the_texts_that_re_matches(pattern: str, compiler: Compiler) -> None:
+    grammar = Grammar(compiler.compile(prepare_source(source_of({"type": "string", "pattern": pattern}, None))))
+    matcher = re.compile(pattern)
+    for letters in (letters for length in range(5) for letters in product("abc-", repeat=length)):
+        text = "".join(letters)
+        answer = json.dumps(text).encode()
+        is_accepted = accepted(grammar, answer, compiler) == len(answer)
+        assert is_accepted == (matcher.fullmatch(text) is not None), text
+
+
+@pytest.mark.parametrize("pattern", [r"\S", r"[\S]", r"[^\s]", "[^\\sa]", r"[\S\d]", "."])
+def test_what_is_white_space_somewhere_is_no_other_letter(pattern: str, compiler: Compiler) -> None:
+    grammar = Grammar(compiler.compile(prepare_source(source_of({"type": "string", "pattern": pattern}, None))))
+    spaces = "\u2028\u2029" if pattern == "." else "\x85\xa0\u1680\u2000\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+    for letter in spaces:
+        assert accepted(grammar, f'"{letter}"'.encode(), compiler) < len(f'"{letter}"'.encode()), letter
+    for letter in "bé\u1681\u200b\u3001":
+        assert accepted(grammar, f'"{letter}"'.encode(), compiler) == len(f'"{letter}"'.encode()), letter
+
+
+@pytest.mark.parametrize(
     "schema",
     [
         {"type": "string", "maxLength": 3},
@@ -124,7 +165,8 @@ def test_lengths_and_names_are_utf8(schema: Any, compiler: Compiler) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["[b-a]", "[a", "[]", r"[a-\d]", r"[\ud800-\udfff]", r"\ud83d", r"[^\x00-\u{10ffff}]"]
+    "pattern",
+    ["[b-a]", "[a", "[]", r"[a-\d]", r"[\ud800-\udfff]", r"\ud83d", r"[^\x00-\u{10ffff}]", "(?i)yes"],
 )
 def test_patterns_without_a_meaning_are_refused(pattern: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(f"the pattern {pattern!r} has")):
@@ -154,3 +196,10 @@ def test_arguments_whose_pattern_is_not_enforced_may_be_any_object_where_that_is
         text = json.dumps({"type": "structural_tag", **tag})
         prepared = json.loads(prepare_source(StructuredOutputs(structural_tag=text)).text)
         assert prepared["format"]["content"]["json_schema"] == {"type": "object", "additionalProperties": {}}
+
+
+@pytest.mark.parametrize("pattern", ["a{", "é)", "*a", r"a\b", "(?<=a)b"])
+def test_a_pattern_that_cannot_be_enforced_is_named(pattern: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(f"the pattern {pattern!r}")) as error:
+        prepare_source(source_of({"type": "string", "pattern": pattern}, None))
+    assert re.search("position|column", str(error.value)) is None, "places in the rewritten pattern mean nothing"

@@ -44,9 +44,10 @@ PartMemory = Literal[0, 1]
 class SummedOperations:
     """``Operations`` of a rank: those of its device, with sums after the mixers' output projections and after MLPs.
 
-    A rank has some of the heads, and some of the values inside each MLP (Megatron-LM, arXiv 1909.08053). So these
-    two products give a part of each output; all others are whole, or of the rank alone. The output projection of a
-    layer with states is one like attention's.
+    A rank has some of the heads, and some of the values inside each MLP and each expert (Megatron-LM, arXiv
+    1909.08053). So output projections, MLPs and mixtures of experts give a part of each output; all other products
+    are whole, or of the rank alone. A layer whose experts are beside its MLP has three sums, others have
+    two or one.
 
     Args:
         operations: of the device.

@@ -103,7 +103,8 @@ class CudaCollectives:
         """Sums what all ranks have in ``part(memory)``; see ``rank_sums.sum_parts``.
 
         The sums of a step take both memories in turn. The first one of a step may take that of the last one before,
-        because all ranks meet between steps, in ``broadcast``.
+        because all ranks meet between steps, in ``broadcast``. ``Decoder.run_distinct`` leaves layers out, so there
+        two sums in a row may take the same memory; their values have no meaning.
         """
         sum_parts(self._addresses[memory], self._meeting, out, residual, norm)
 
