@@ -21,20 +21,20 @@ from result_lines import add_gpu_flags, report, script_parser
 from torch import Tensor
 
 from gpu import gpu_provenance
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, LayerStates
 from radixkv.runtime.device.ops.cuda.delta_net.blocks import block_bytes, block_parts
 from radixkv.runtime.device.ops.cuda.delta_net.convolution import convolve
 from radixkv.runtime.device.ops.cuda.delta_net.gated_norm import gated_norm
-from radixkv.runtime.device.ops.cuda.delta_net.layer import DeltaNet
+from radixkv.runtime.device.ops.cuda.delta_net.layer import GatedDeltaNet
 from radixkv.runtime.device.ops.cuda.delta_net.scan import scan_blocks
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
 from radixkv.runtime.device.ops.cuda.delta_net.step import step_tokens
 from radixkv.runtime.device.ops.cuda.layers import Linear
 from radixkv.runtime.device.pack import RowArrays
-from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights, LinearWeights
+from radixkv.runtime.device.weights.layer_weights import LinearWeights, RecurrentWeights
 
-CONFIG = DeltaNetConfig(frozenset(range(24)), 16, 32, 128, 128, 4)
+CONFIG = RecurrentConfig(frozenset(range(24)), 16, 32, 128, 128, 4)
 DECODE_ROWS = (1, 8, 32, 64, 128, 256)
 PROMPTS = ((1, 64), (1, 512), (1, 2048), (1, 8192), (8, 1024), (64, 128))
 """Rows of a step, and tokens of each."""
@@ -49,7 +49,7 @@ class Layer:
     projected: Tensor
     convolved: Tensor
     out: Tensor
-    weights: DeltaNetWeights
+    weights: RecurrentWeights
     states: LayerStates
     sequences: DeviceSequences
 
@@ -59,7 +59,7 @@ class Layer:
         n_rows, total = n_decode + n_prompts, n_decode + n_prompts * n_tokens
         n_values, n_heads = CONFIG.n_value_heads * CONFIG.value_dim, CONFIG.n_value_heads
         projected = normal(total, CONFIG.n_channels + n_values + 2 * n_heads)
-        weights = DeltaNetWeights(
+        weights = RecurrentWeights(
             inputs=LinearWeights(projected),
             convolution=normal(CONFIG.n_channels, CONFIG.n_taps),
             log_decay=torch.zeros(n_heads, device=DEVICE),
@@ -95,7 +95,7 @@ class Layer:
         projected, convolved, out = self.projected, self.convolved, self.out
         gate = projected[:, CONFIG.n_channels : CONFIG.n_channels + out[0].numel()]
         x_bytes = 2 * len(projected) * CONFIG.n_channels
-        layer, read = DeltaNet(self.weights, Linear(projected, None), CONFIG, 1e-6), out.flatten(1)
+        layer, read = GatedDeltaNet(self.weights, Linear(projected, None), CONFIG, 1e-6), out.flatten(1)
 
         def run_layer() -> None:
             layer.scan(projected, self.sequences, self.states, read)

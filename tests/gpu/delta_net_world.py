@@ -11,13 +11,13 @@ import torch
 from kernel_support import DEVICE, integers, normal, poisoned
 from torch import Tensor
 
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, LayerStates
-from radixkv.runtime.device.ops.cuda.delta_net.layer import DeltaNet
+from radixkv.runtime.device.ops.cuda.delta_net.layer import GatedDeltaNet
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
 from radixkv.runtime.device.ops.cuda.layers import Linear
 from radixkv.runtime.device.pack import RowArrays
-from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights, LinearWeights
+from radixkv.runtime.device.weights.layer_weights import LinearWeights, RecurrentWeights
 from radixkv.runtime.step.plan import StateSave
 
 N_BATCH_SLOTS, N_TREE_SLOTS = 6, 4
@@ -27,8 +27,8 @@ PADDING = N_BATCH_SLOTS
 
 def delta_net(
     n_keys: int = 2, n_values: int = 4, key_dim: int = 32, value_dim: int = 16, n_taps: int = 4
-) -> DeltaNetConfig:
-    return DeltaNetConfig(frozenset({0}), n_keys, n_values, key_dim, value_dim, n_taps)
+) -> RecurrentConfig:
+    return RecurrentConfig(frozenset({0}), n_keys, n_values, key_dim, value_dim, n_taps)
 
 
 HALVES = torch.bfloat16 if DEVICE == "cuda" else torch.float16
@@ -78,7 +78,7 @@ class World:
     """
 
     def __init__(
-        self, config: DeltaNetConfig, spans: Sequence[Span], dtype: torch.dtype, *, alike: bool = False
+        self, config: RecurrentConfig, spans: Sequence[Span], dtype: torch.dtype, *, alike: bool = False
     ) -> None:
         torch.manual_seed(len(spans))
         self.config, self.spans = config, spans
@@ -93,7 +93,7 @@ class World:
             gates[:, self.n_values : self.n_values + n_heads] = 3.0
             gates[:, self.n_values + n_heads :] = -4.0
         self.projected = torch.cat([x, gates], 1)
-        self.weights = DeltaNetWeights(
+        self.weights = RecurrentWeights(
             inputs=LinearWeights(self.projected),
             convolution=normal(config.n_channels, config.n_taps, dtype=dtype, scale=0.5),
             log_decay=torch.linspace(-3.0, 2.5, n_heads, device=DEVICE),
@@ -109,7 +109,7 @@ class World:
         self.sequences = sequences_of(spans)
 
     def run(self) -> Tensor:
-        layer = DeltaNet(self.weights, Linear(self.projected, None), self.config, 1e-6)
+        layer = GatedDeltaNet(self.weights, Linear(self.projected, None), self.config, 1e-6)
         read = poisoned(len(self.projected), self.n_values, dtype=self.projected.dtype)
         layer.scan(self.projected, self.sequences, self.states, read)
         return layer.finish(self.projected, read)

@@ -10,11 +10,11 @@ from delta_net_world import N_BATCH_SLOTS, N_TREE_SLOTS, PADDING, Span, rounded,
 from kernel_support import DEVICE, normal, poisoned
 from torch import Tensor
 
-from radixkv.runtime.device.model_config.states import DeltaNetConfig, Mamba2Config
+from radixkv.runtime.device.model_config.states import Mamba2Config, RecurrentConfig
 from radixkv.runtime.device.ops.base import LayerStates
 from radixkv.runtime.device.ops.cuda.layers import Linear
 from radixkv.runtime.device.ops.cuda.mamba2.layer import Mamba2
-from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights, LinearWeights
+from radixkv.runtime.device.weights.layer_weights import LinearWeights, RecurrentWeights
 
 
 def mamba2(
@@ -26,9 +26,9 @@ def mamba2(
     *,
     limits: tuple[float, float] = (0.0, inf),
     has_bias: bool = True,
-) -> DeltaNetConfig:
+) -> RecurrentConfig:
     rule = Mamba2Config(has_bias, limits)
-    return DeltaNetConfig(frozenset({0}), n_groups, n_heads, state_size, head_size, n_taps, mamba2=rule)
+    return RecurrentConfig(frozenset({0}), n_groups, n_heads, state_size, head_size, n_taps, mamba2=rule)
 
 
 class Mamba2World:
@@ -42,7 +42,7 @@ class Mamba2World:
     """
 
     def __init__(
-        self, config: DeltaNetConfig, spans: Sequence[Span], dtype: torch.dtype, *, step_bias: float = 0.0
+        self, config: RecurrentConfig, spans: Sequence[Span], dtype: torch.dtype, *, step_bias: float = 0.0
     ) -> None:
         torch.manual_seed(len(spans))
         self.config, self.spans = config, spans
@@ -51,7 +51,7 @@ class Mamba2World:
         assert config.mamba2 is not None
         self.rule = config.mamba2
         self.projected = normal(n_tokens, self.n_values + config.n_channels + n_heads, dtype=dtype)
-        self.weights = DeltaNetWeights(
+        self.weights = RecurrentWeights(
             inputs=LinearWeights(self.projected),
             convolution=normal(config.n_channels, config.n_taps, dtype=dtype, scale=0.5),
             log_decay=torch.linspace(-3.0, 2.5, n_heads, device=DEVICE),

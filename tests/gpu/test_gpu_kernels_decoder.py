@@ -69,8 +69,8 @@ class World:
                 self.decoder = Decoder(replace(weights, source=late), CudaOperations(config, 128, device))
                 late.load()
             states = None
-            if config.delta_nets is not None:
-                states = CudaStates(config.delta_nets, 1, 0, torch.float32, device)
+            if config.recurrent is not None:
+                states = CudaStates(config.recurrent, 1, 0, torch.float32, device)
             self.pool = CudaPool(PageLayout.of(config, PAGE_SIZE, torch.float32), len(TABLE), device, states)
             poison(self.pool, range(len(TABLE)))
         self.n_tokens = 37 if states is None else 70  # more than a block of 64

@@ -9,7 +9,7 @@ from delta_net_world import HALVES, N_BATCH_SLOTS, PADDING, Span, World, check, 
 from kernel_support import DEVICE, check_close, normal, on_kernels, poisoned
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.cuda.delta_net.gated_norm import gated_norm
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
 from radixkv.runtime.device.pack import RowArrays
@@ -39,7 +39,7 @@ RAGGED = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALVES])
 @pytest.mark.parametrize("config", SHAPES)
-def test_a_layer_follows_the_rule(config: DeltaNetConfig, dtype: torch.dtype) -> None:
+def test_a_layer_follows_the_rule(config: RecurrentConfig, dtype: torch.dtype) -> None:
     if DEVICE == "cuda" and dtype == torch.float32 and config.key_dim > 32:
         pytest.skip("products of large tiles in float32, which no model has on a GPU, compile for a minute")
     check(World(config, RAGGED, dtype))

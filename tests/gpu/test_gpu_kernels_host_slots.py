@@ -24,13 +24,13 @@ from radixkv.runtime.device.memory.cuda.slab_pool import CudaSlabPool
 from radixkv.runtime.device.memory.page_shape import PageLayout, PageShape
 from radixkv.runtime.device.memory.slab_shape import SlabShape
 from radixkv.runtime.device.memory.state_slots import StateSlots
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 
 pytestmark = [*on_kernels, pytest.mark.skipif(DEVICE == "cuda", reason="its streams and driver are not real ones")]
 
 PAGE = PageLayout.uniform(PageShape(1, 2, 4, 64, torch.float16))
 """Of 2 KiB, half a page of the machine."""
-DELTA_NETS = DeltaNetConfig(frozenset({0, 2}), n_key_heads=1, n_value_heads=2, key_dim=16, value_dim=20, n_taps=4)
+DELTA_NETS = RecurrentConfig(frozenset({0, 2}), n_key_heads=1, n_value_heads=2, key_dim=16, value_dim=20, n_taps=4)
 N_PAGES, N_TREE_SLOTS = 30, 8
 PIECE_BYTES = 18 << 10
 

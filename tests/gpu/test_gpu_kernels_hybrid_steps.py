@@ -94,8 +94,8 @@ class World:
             with open_weights(checkpoint, load_format="auto", dtype=torch.float32, device=device) as weights:
                 config = weights.config
                 decoder = Decoder(weights, CudaOperations(config, 256, device))
-            assert config.delta_nets is not None
-            self.states = CudaStates(config.delta_nets, MAX_ROWS, N_TREE_SLOTS, torch.float32, device)
+            assert config.recurrent is not None
+            self.states = CudaStates(config.recurrent, MAX_ROWS, N_TREE_SLOTS, torch.float32, device)
             sizes = config.n_heads, config.n_kv_heads, config.head_dim
             shape = AttentionShape(*sizes, PAGE_SIZE, torch.float32, config.attention_scale, torch.float32)
             attention = GraphAttention(shape, (None,) * len(config.attention_layers), device=device)

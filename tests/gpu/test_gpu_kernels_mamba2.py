@@ -10,7 +10,7 @@ from delta_net_world import HALVES, N_BATCH_SLOTS, PADDING, Span, check
 from kernel_support import DEVICE, check_close, normal, on_kernels, poisoned, triton
 from mamba2_world import Mamba2World, mamba2
 
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.cuda.activation import square_positive
 from radixkv.runtime.device.ops.cuda.delta_net.gates import softplus
 from radixkv.runtime.device.ops.cuda.mamba2.gated_norm import gated_group_norm
@@ -39,7 +39,7 @@ RAGGED = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALVES])
 @pytest.mark.parametrize("config", SHAPES)
-def test_a_layer_follows_the_rule(config: DeltaNetConfig, dtype: torch.dtype) -> None:
+def test_a_layer_follows_the_rule(config: RecurrentConfig, dtype: torch.dtype) -> None:
     if DEVICE == "cuda" and dtype == torch.float32 and config.key_dim > 32:
         pytest.skip("products of large tiles in float32, which no model has on a GPU, compile for a minute")
     check(Mamba2World(config, RAGGED, dtype))

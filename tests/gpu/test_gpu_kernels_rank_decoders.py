@@ -128,8 +128,8 @@ def logits_of(checkpoint: Checkpoint, ids: list[int], rank: int, turns: Turns) -
             )
             decoder = Decoder(weights, summed)
         states = None
-        if config.delta_nets is not None:
-            states = CudaStates(config.delta_nets, 1, 0, torch.float32, device)
+        if config.recurrent is not None:
+            states = CudaStates(config.recurrent, 1, 0, torch.float32, device)
         pool = CudaPool(PageLayout.of(config, PAGE_SIZE, torch.float32), len(TABLE), device, states)
         planner = reference_attention(config, PAGE_SIZE, device, sinks=decoder.sinks)
         planner.connect(Staging(StagingLayout(), device), integers([TABLE]))

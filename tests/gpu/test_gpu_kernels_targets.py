@@ -22,7 +22,7 @@ from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Varia
 from radixkv.runtime.device.attention.cuda.triton_prefill import choose_prefill_tile
 from radixkv.runtime.device.kv_dtype import FP8_MAX
 from radixkv.runtime.device.machine import MIN_FP8_CAPABILITY
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.model_support import MAX_HEADS_PER_KV_HEAD
 from radixkv.runtime.device.ops.cuda import expert_routing as routing
 from radixkv.runtime.device.ops.cuda import (
@@ -485,7 +485,7 @@ def test_gated_delta_nets_fit(key_dim: int, value_dim: int, target: int) -> None
     kinds |= dict.fromkeys(("batch_slots", "starts", "rows", "blocks"), "*i32")
     kinds |= dict.fromkeys(("x_stride", "projected_stride", "gate_stride", "n_batch_slots"), "i32")
     unaligned = {"eps", "batch_slots", "starts", "rows", "blocks", "n_batch_slots"}
-    config = DeltaNetConfig(frozenset(), 16, 32, key_dim, value_dim, 4)
+    config = RecurrentConfig(frozenset(), 16, 32, key_dim, value_dim, 4)
     sizes = {"N_KEYS": 16, "N_HEADS": 32, "KEY_DIM": key_dim, "VALUE_DIM": value_dim, "CHANNELS": config.n_channels}
     sizes |= {"TAPS": 4, "DIM": max(key_dim, value_dim), "SIZE": value_dim, "HEADS": 2048 // value_dim}
     sizes |= {"HAS_BIAS": False}
@@ -519,7 +519,7 @@ def test_layers_of_mamba2_fit(state_size: int, head_size: int, target: int) -> N
     kinds |= dict.fromkeys(("x_stride", "projected_stride", "gate_stride", "n_batch_slots"), "i32")
     kinds |= dict.fromkeys(("eps", "least_step", "most_step"), "fp32")
     unaligned = {"eps", "least_step", "most_step", "batch_slots", "starts", "rows", "blocks", "n_batch_slots"}
-    config = DeltaNetConfig(frozenset(), 8, 128, state_size, head_size, 4)
+    config = RecurrentConfig(frozenset(), 8, 128, state_size, head_size, 4)
     group = 16 * head_size
     sizes = {"N_GROUPS": 8, "N_HEADS": 128, "KEY_DIM": state_size, "VALUE_DIM": head_size, "HEADS": 16}
     sizes |= {"CHANNELS": config.n_channels, "TAPS": 4, "HAS_BIAS": True, "COLUMNS": mamba2_scan.COLUMNS}

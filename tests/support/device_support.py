@@ -322,7 +322,7 @@ class OpenDevice:
             self.kv_scales = None if kv_dtype is None else weights.kv_scales()
             self.model = Decoder(weights, CpuOperations(config, 1024), self.kv_scales)
         page = PageLayout.of(config, page_size, kv_dtype or dtype)
-        self._states = None if config.delta_nets is None else RecurrentStates(config.delta_nets, 512, 0, dtype)
+        self._states = None if config.recurrent is None else RecurrentStates(config.recurrent, 512, 0, dtype)
         self.pool = KVPool(page, n_pages, self._states)
         self.attention = PagedAttention(
             self.pool,

@@ -112,9 +112,9 @@ class StatePlan(NamedTuple):
     @classmethod
     def of(cls, size: ModelSize, settings: DeviceSettings) -> StatePlan:
         """Returns those of a server with these settings. Raises ``ConfigError`` if the cache has room for none."""
-        if size.config.delta_nets is None:
+        if size.config.recurrent is None:
             return cls(0, 0, 0)
-        n_kept = count_states(size.config.delta_nets, size.dtype, settings)
+        n_kept = count_states(size.config.recurrent, size.dtype, settings)
         return cls(settings.max_num_seqs, n_kept, size.state_bytes)
 
     @property

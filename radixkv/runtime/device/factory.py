@@ -89,8 +89,8 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint, mac
         if head_dim not in HEAD_SIZES:
             logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", head_dim)
             return "cpu"
-    if (nets := model.delta_nets) is not None and (sizes := unsupported_state_sizes(nets)):
-        logger.warning("computing on the CPU: %s of size %d are not supported on CUDA", nets.title, sizes[0])
+    if (recurrent := model.recurrent) is not None and (sizes := unsupported_state_sizes(recurrent)):
+        logger.warning("computing on the CPU: %s of size %d are not supported on CUDA", recurrent.title, sizes[0])
         return "cpu"
     if has_expert_groups(model):
         logger.warning("computing on the CPU: groups of experts are not supported on CUDA")
@@ -113,7 +113,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     device = choose_device(config.model.device, checkpoint, machine)
     limit = checkpoint.max_position_embeddings
     model = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
-    has_states, room = model.delta_nets is not None, None
+    has_states, room = model.recurrent is not None, None
     if has_states and device == "cuda":
         assert machine is not None
         room = _state_room(config, checkpoint, check_machine(machine))
@@ -131,8 +131,8 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     check_rows(config.tenants, settings.max_num_seqs)
     if config.cache.host_memory_bytes is not None:
         require_host_memory(config.cache.host_memory_bytes)
-    if model.delta_nets is not None:
-        _check_states(config, checkpoint.folder.name, model.delta_nets.title)
+    if model.recurrent is not None:
+        _check_states(config, checkpoint.folder.name, model.recurrent.title)
     elif config.cache.state_memory_bytes is not None:
         raise ConfigError(
             f"state_memory_bytes is {config.cache.state_memory_bytes}, and {checkpoint.folder.name} has no "

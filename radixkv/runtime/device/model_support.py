@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 
 HEAD_SIZES = (64, 128, 256, 512)
 """Head sizes of the 16-bit attention kernels."""
@@ -20,12 +20,12 @@ _USE_CPU = "set device to cpu"
 
 def check_model(config: DecoderConfig) -> None:
     """Raises ``ConfigError`` for a checkpoint that runs on the CPU only."""
-    if (delta_nets := config.delta_nets) is not None:
-        for size in unsupported_state_sizes(delta_nets):
+    if (recurrent := config.recurrent) is not None:
+        for size in unsupported_state_sizes(recurrent):
             *some, last = STATE_HEAD_SIZES
-            what = "heads" if delta_nets.mamba2 is None else "states"
+            what = "heads" if recurrent.mamba2 is None else "states"
             raise ConfigError(
-                f"this {config.architecture} has {delta_nets.title} with {what} of size {size}; CUDA's kernels "
+                f"this {config.architecture} has {recurrent.title} with {what} of size {size}; CUDA's kernels "
                 f"take {', '.join(map(str, some))} and {last}; {_USE_CPU}"
             )
     if has_expert_groups(config):
@@ -47,7 +47,7 @@ def check_model(config: DecoderConfig) -> None:
             )
 
 
-def unsupported_state_sizes(config: DeltaNetConfig) -> list[int]:
+def unsupported_state_sizes(config: RecurrentConfig) -> list[int]:
     """Returns the sizes of layers with states for which CUDA has no kernels."""
     sizes = [config.key_dim] if config.mamba2 is not None else [config.key_dim, config.value_dim]
     return [size for size in sizes if size not in STATE_HEAD_SIZES]

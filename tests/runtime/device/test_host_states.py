@@ -19,10 +19,10 @@ from radixkv.runtime.device.memory.cuda.host_states import CudaHostStates
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.pinned_memory import PinnedMemory
 from radixkv.runtime.device.memory.state_slots import StateSlots
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.step.page_copier import SlotPart
 
-CONFIG = DeltaNetConfig(frozenset({0, 1, 3}), n_key_heads=2, n_value_heads=4, key_dim=8, value_dim=16, n_taps=4)
+CONFIG = RecurrentConfig(frozenset({0, 1, 3}), n_key_heads=2, n_value_heads=4, key_dim=8, value_dim=16, n_taps=4)
 N_BATCH_SLOTS, N_TREE_SLOTS, PAGE_BYTES = 3, 5, 4096
 HOST_BYTES = 40 * PAGE_BYTES
 

@@ -119,9 +119,9 @@ class CpuExecutor:
             self.model = Decoder(weights, operations, kv_scales)
             self.dtype = str(weights.dtype).removeprefix("torch.")
         states = self.n_states = None
-        if config.delta_nets is not None:
-            self.n_states = count_states(config.delta_nets, weights.dtype, settings)
-            states = RecurrentStates(config.delta_nets, max_rows, self.n_states, weights.dtype)
+        if config.recurrent is not None:
+            self.n_states = count_states(config.recurrent, weights.dtype, settings)
+            states = RecurrentStates(config.recurrent, max_rows, self.n_states, weights.dtype)
         windows = config.windows_within(max_model_len)
         slabs = open_slabs(page, windows, n_pages, settings)
         self.window_pool = self._window_tables = None
@@ -422,9 +422,9 @@ def _check_memory(
     """
     pool_bytes = n_ranks * (n_pages + 1) * page.n_bytes
     weights_bytes = n_ranks * weights.peak_bytes
-    if (delta_nets := weights.config.delta_nets) is not None:
+    if (recurrent := weights.config.recurrent) is not None:
         max_rows = settings.max_num_seqs
-        states_bytes = n_ranks * all_states_bytes(delta_nets, weights.dtype, settings)
+        states_bytes = n_ranks * all_states_bytes(recurrent, weights.dtype, settings)
         require_memory(
             weights_bytes + states_bytes,
             f"states of {states_bytes} bytes for max_num_seqs {max_rows} and the prefix cache beside the model, a "

@@ -36,7 +36,7 @@ from radixkv.runtime.device.memory.slab_shape import empty_slabs, open_slabs
 from radixkv.runtime.device.memory.state_size import count_states
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.model_support import only_triton
 from radixkv.runtime.device.ops.base import Operations
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
@@ -140,9 +140,9 @@ def open_cuda_executor(
             prefill_kernel="triton" if backend == "triton" else None,
         )
         states = None
-        if (delta_nets := config.delta_nets) is not None:
-            n_states = count_states(delta_nets, torch_dtype, settings)
-            states = CudaStates(delta_nets, settings.max_num_seqs, n_states, torch_dtype, device)
+        if (recurrent := config.recurrent) is not None:
+            n_states = count_states(recurrent, torch_dtype, settings)
+            states = CudaStates(recurrent, settings.max_num_seqs, n_states, torch_dtype, device)
         runner = ModelRunner(decoder, attention, layout, settings, stream, collectives or OneRank(), states)
         sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
         sampler.warm_up(torch_dtype)
@@ -150,8 +150,8 @@ def open_cuda_executor(
         no_slabs = empty_slabs(page, windows) if settings.has_window_pages else None
         runner.open_pool(page, 0, no_slabs)
         step_bytes = runner.measure_largest() + runner.logits_bytes
-        if delta_nets is not None:  # a row may begin and end within blocks
-            step_bytes += 2 * settings.max_num_seqs * _block_bytes(delta_nets, torch_dtype)
+        if recurrent is not None:  # a row may begin and end within blocks
+            step_bytes += 2 * settings.max_num_seqs * _block_bytes(recurrent, torch_dtype)
         times.end("largest step")
         graph_bytes = _graph_bytes(runner, config.n_layers)
         times.end("memory of graphs")
@@ -201,7 +201,7 @@ def with_attention_backend(checkpoint: Checkpoint, machine: Machine, settings: D
     return msgspec.structs.replace(settings, attention_backend=backend)
 
 
-def _block_bytes(config: DeltaNetConfig, dtype: torch.dtype) -> int:
+def _block_bytes(config: RecurrentConfig, dtype: torch.dtype) -> int:
     """Returns the bytes of what one block of a prompt takes in a layer with states."""
     if config.mamba2 is not None:
         return mamba2_blocks.block_bytes(config)

@@ -90,7 +90,7 @@ def model_size(
             has_fp8=weights.has_fp8,
             weight_bytes=weights.n_bytes,
             loading_bytes=weights.dequantizing_bytes,
-            state_bytes=0 if (nets := weights.config.delta_nets) is None else state_bytes(nets, dtype),
+            state_bytes=0 if (recurrent := weights.config.recurrent) is None else state_bytes(recurrent, dtype),
             n_ranks=n_ranks,
             n_page_parts=whole.n_page_parts(n_ranks),
         )

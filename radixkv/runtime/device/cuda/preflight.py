@@ -58,8 +58,8 @@ def check_for_cuda(checkpoint: Checkpoint, gpu: Gpu, settings: DeviceSettings) -
         check_fp8_experts(gpu)
     check_weights_fit(n_bytes + extra_bytes, gpu)
     states_bytes = 0
-    if config.delta_nets is not None:
-        states_bytes = all_states_bytes(config.delta_nets, torch_dtype, settings)
+    if config.recurrent is not None:
+        states_bytes = all_states_bytes(config.recurrent, torch_dtype, settings)
         check_states_fit(states_bytes, n_bytes, settings.max_num_seqs, gpu)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, torch_dtype)
     page = PageLayout.of(config, settings.page_size, kv_dtype)

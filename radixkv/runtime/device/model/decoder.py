@@ -28,10 +28,10 @@ from radixkv.runtime.device.ops.base import (
     as_tensor,
 )
 from radixkv.runtime.device.weights.layer_weights import (
-    DeltaNetWeights,
     ExpertsWeights,
     LayerWeights,
     LinearWeights,
+    RecurrentWeights,
 )
 from radixkv.runtime.device.weights.weights import Weights
 
@@ -118,8 +118,8 @@ class Decoder:
         if config.layer_inputs is not None:
             inputs = empty(n_tokens, config.n_layers, config.layer_inputs.size)
         projected = read = None
-        if (nets := config.delta_nets) is not None:
-            projected, read = empty(n_tokens, nets.n_inputs), empty(n_tokens, nets.n_values)
+        if (recurrent := config.recurrent) is not None:
+            projected, read = empty(n_tokens, recurrent.n_inputs), empty(n_tokens, recurrent.n_values)
         residual = empty(n_tokens, config.hidden_size)
         return Activations(residual, empty(heads), empty(heads), gate, inputs, projected, read)
 
@@ -327,10 +327,10 @@ class _Layer:
         parts = weights.mixer
         mixer: Mixer | None = None
         reader: Linear | None = None
-        if isinstance(parts, DeltaNetWeights):
-            assert config.delta_nets is not None, "other models have none"
+        if isinstance(parts, RecurrentWeights):
+            assert config.recurrent is not None, "other models have none"
             mixer = StateMixer(
-                sorted(config.delta_nets.layers).index(index), operations.delta_net(parts, config.delta_nets)
+                sorted(config.recurrent.layers).index(index), operations.recurrent_layer(parts, config.recurrent)
             )
         elif parts is not None:
             linear = operations.linear(parts.query_key_value)

@@ -11,9 +11,9 @@ from torch import Tensor
 from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.model.activations import Activations
 from radixkv.runtime.device.ops.base import (
-    DeltaNet,
     LayerStates,
     Linear,
+    RecurrentLayer,
     RotateAndStore,
     Rows,
     Sequences,
@@ -96,22 +96,22 @@ class StateMixer(Mixer):
 
     index: int
     """Of the layer among those with states, counted from 0."""
-    delta_net: DeltaNet
+    layer: RecurrentLayer
 
     def prepare(self, normed: Rows, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
         """See ``Mixer``."""
-        self.delta_net.project(normed, self._parts(activations)[0])
+        self.layer.project(normed, self._parts(activations)[0])
 
     def run(
         self, activations: Activations, pool: LayerCaches, attention: LayerAttention, sequences: Sequences
     ) -> None:
         """See ``Mixer``."""
         projected, read = self._parts(activations)
-        self.delta_net.scan(projected, sequences, pool.states[self.index], read)
+        self.layer.scan(projected, sequences, pool.states[self.index], read)
 
     def output(self, activations: Activations) -> Tensor:
         """See ``Mixer``."""
-        return self.delta_net.finish(*self._parts(activations))
+        return self.layer.finish(*self._parts(activations))
 
     def _parts(self, activations: Activations) -> tuple[Tensor, Tensor]:
         assert activations.projected is not None, "empty_activations allocates them"

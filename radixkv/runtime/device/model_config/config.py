@@ -21,7 +21,7 @@ from radixkv.runtime.device.model_config.families import (
 from radixkv.runtime.device.model_config.halves import Half, parse_halves
 from radixkv.runtime.device.model_config.heads import LayerHeads, parse_heads
 from radixkv.runtime.device.model_config.rope import Rope
-from radixkv.runtime.device.model_config.states import DeltaNetConfig, parse_delta_nets, parse_mamba2
+from radixkv.runtime.device.model_config.states import RecurrentConfig, parse_delta_nets, parse_mamba2
 from radixkv.runtime.device.model_config.windows import FULL, SLIDING, parse_windows
 
 _LINEAR = "linear_attention"
@@ -91,7 +91,7 @@ class DecoderConfig:
     """Logits are ``cap * tanh(logits / cap)``; None: they are not limited."""
     has_output_gate: bool
     """Whether attention's output is multiplied by a gate."""
-    delta_nets: DeltaNetConfig | None
+    recurrent: RecurrentConfig | None
     """The layers that have a state in place of K and V; None: there are none."""
     halves: tuple[Half, ...] | None = None
     """[layers]: which half of a layer each is; None: all have both halves."""
@@ -116,10 +116,10 @@ class DecoderConfig:
         hidden_size = fields.count("hidden_size")
         halves = parse_halves(fields, MAX_COUNT) if architecture.has_halves else None
         n_layers = len(halves) if halves else fields.count("num_hidden_layers", maximum=MAX_COUNT)
-        delta_nets = parse_delta_nets(fields, architecture, n_layers) if architecture.has_delta_nets else None
+        recurrent = parse_delta_nets(fields, architecture, n_layers) if architecture.has_delta_nets else None
         if halves is not None:
-            delta_nets = parse_mamba2(fields, halves)
-        windows = (None,) * n_layers if delta_nets else parse_windows(fields, architecture, n_layers)
+            recurrent = parse_mamba2(fields, halves)
+        windows = (None,) * n_layers if recurrent else parse_windows(fields, architecture, n_layers)
         fields, rotary_factor = _rotary_factor(fields, architecture)
         n_heads, heads = parse_heads(fields, architecture, windows, hidden_size, rotary_factor)
         rope, local_rope = _ropes(fields, architecture)
@@ -161,7 +161,7 @@ class DecoderConfig:
             has_layer_scales=architecture.has_layer_scales,
             logit_cap=_logit_cap(fields) if architecture.caps_logits else None,
             has_output_gate=architecture.has_output_gate,
-            delta_nets=delta_nets,
+            recurrent=recurrent,
             halves=halves,
         )
 
@@ -172,10 +172,10 @@ class DecoderConfig:
         Raises:
             ConfigError: ``n_ranks`` does not divide them.
         """
-        nets, experts = self.delta_nets, self.experts
+        recurrent, experts = self.recurrent, self.experts
         divided = {"num_attention_heads": self.n_heads}
-        if nets is not None:
-            divided["linear_num_key_heads" if nets.mamba2 is None else "n_groups"] = nets.n_key_heads
+        if recurrent is not None:
+            divided["linear_num_key_heads" if recurrent.mamba2 is None else "n_groups"] = recurrent.n_key_heads
         if any(self.has_plain_mlp(layer) for layer in range(self.n_layers)):
             divided["intermediate_size"] = self.intermediate_size
         if experts is not None:
@@ -197,7 +197,7 @@ class DecoderConfig:
             heads=tuple(replace(one, n_kv_heads=max(1, one.n_kv_heads // n_ranks)) for one in self.heads),
             intermediate_size=self.intermediate_size // n_ranks,
             experts=None if experts is None else experts.shard(n_ranks),
-            delta_nets=None if nets is None else nets.shard(n_ranks),
+            recurrent=None if recurrent is None else recurrent.shard(n_ranks),
         )
 
     def n_page_parts(self, n_ranks: int) -> int:
@@ -272,7 +272,7 @@ class DecoderConfig:
         """Indices of the layers with attention, which read K and V."""
         if self.halves is not None:
             return tuple(layer for layer, half in enumerate(self.halves) if half == "attention")
-        others = () if self.delta_nets is None else self.delta_nets.layers
+        others = () if self.recurrent is None else self.recurrent.layers
         return tuple(layer for layer in range(self.n_layers) if layer not in others)
 
     def has_mixer(self, layer: int) -> bool:

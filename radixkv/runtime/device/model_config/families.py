@@ -76,8 +76,8 @@ class WeightNames:
     after_layer_input_norm: str = "model.layers.{layer}.post_per_layer_input_norm"
     layer_scale: str = "model.layers.{layer}.layer_scalar"
     """Full name of what the residual stream is multiplied by at the end of a layer."""
-    delta_net: str = "model.layers.{layer}.linear_attn."
-    """Prefix of the names of a gated delta net's tensors."""
+    recurrent: str = "model.layers.{layer}.linear_attn."
+    """Prefix of the names of a recurrent layer's tensors."""
     final_norm: str = "model.norm"
     head: str = "lm_head"
     unused: tuple[str, ...] = ("model.layers.{layer}.self_attn.rotary_emb.inv_freq",)
@@ -402,7 +402,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 expert_down=_NEMOTRON_LAYER + "mixer.experts.{expert}.down_proj",
                 shared_up=_NEMOTRON_LAYER + "mixer.shared_experts.up_proj",
                 shared_down=_NEMOTRON_LAYER + "mixer.shared_experts.down_proj",
-                delta_net=_NEMOTRON_LAYER + "mixer.",
+                recurrent=_NEMOTRON_LAYER + "mixer.",
                 final_norm="backbone.norm_f",
                 unused=(),
                 unused_prefixes=("mtp.",),

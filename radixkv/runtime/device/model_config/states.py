@@ -25,14 +25,14 @@ class Mamba2Config:
 
 
 @dataclass(frozen=True)
-class DeltaNetConfig:
-    """Configuration of gated delta nets (arXiv 2412.06464), which have a state in place of K and V.
+class RecurrentConfig:
+    """Configuration of recurrent layers, which have a state in place of K and V.
 
-    The layers of Mamba2 (arXiv 2405.21060) have a state of the same shape, which tokens change by another rule.
+    These are gated delta nets (arXiv 2412.06464) or layers of Mamba2 (arXiv 2405.21060): a model has one kind.
     """
 
     layers: frozenset[int]
-    """Indices of the layers that are gated delta nets; others have attention."""
+    """Indices of the recurrent layers; others have attention, or neither."""
     n_key_heads: int
     """Groups of Mamba2."""
     n_value_heads: int
@@ -69,13 +69,13 @@ class DeltaNetConfig:
         head the decay, and for delta nets the strength of the update."""
         return self.n_channels + self.n_values + (2 if self.mamba2 is None else 1) * self.n_value_heads
 
-    def shard(self, n_ranks: int) -> DeltaNetConfig:
+    def shard(self, n_ranks: int) -> RecurrentConfig:
         """Returns what each of several ranks computes: some of the key heads, with their value heads and states."""
         n_key_heads, n_value_heads = self.n_key_heads // n_ranks, self.n_value_heads // n_ranks
         return replace(self, n_key_heads=n_key_heads, n_value_heads=n_value_heads)
 
 
-def parse_delta_nets(fields: ConfigReader, architecture: Architecture, n_layers: int) -> DeltaNetConfig | None:
+def parse_delta_nets(fields: ConfigReader, architecture: Architecture, n_layers: int) -> RecurrentConfig | None:
     """Returns the configuration of the layers that are gated delta nets; None if all have attention."""
     layer_types = fields.get("layer_types")
     if layer_types is None:
@@ -98,7 +98,7 @@ def parse_delta_nets(fields: ConfigReader, architecture: Architecture, n_layers:
         raise fields.error(
             f"linear_num_value_heads {n_value_heads} is not a multiple of linear_num_key_heads {n_key_heads}"
         )
-    return DeltaNetConfig(
+    return RecurrentConfig(
         layers=layers,
         n_key_heads=n_key_heads,
         n_value_heads=n_value_heads,
@@ -109,7 +109,7 @@ def parse_delta_nets(fields: ConfigReader, architecture: Architecture, n_layers:
     )
 
 
-def parse_mamba2(fields: ConfigReader, halves: Sequence[Half]) -> DeltaNetConfig | None:
+def parse_mamba2(fields: ConfigReader, halves: Sequence[Half]) -> RecurrentConfig | None:
     """Returns the configuration of the layers of Mamba2; None if there are none."""
     layers = frozenset(layer for layer, half in enumerate(halves) if half == "recurrent")
     if not layers:
@@ -117,7 +117,7 @@ def parse_mamba2(fields: ConfigReader, halves: Sequence[Half]) -> DeltaNetConfig
     n_groups, n_heads = fields.count("n_groups", 8), fields.count("mamba_num_heads", 128)
     if n_heads % n_groups:
         raise fields.error(f"mamba_num_heads {n_heads} is not a multiple of n_groups {n_groups}")
-    return DeltaNetConfig(
+    return RecurrentConfig(
         layers=layers,
         n_key_heads=n_groups,
         n_value_heads=n_heads,

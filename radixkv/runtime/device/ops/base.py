@@ -17,16 +17,16 @@ from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.experts import ExpertConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.pack import ArrayT
 from radixkv.runtime.device.weights.layer_weights import (
-    DeltaNetWeights,
     ExpertsBesideWeights,
     ExpertsWeights,
     LayerInputWeights,
     LinearWeights,
     MlpWeights,
     NormWeights,
+    RecurrentWeights,
 )
 
 
@@ -230,14 +230,14 @@ class RotateAndStore(Protocol):
         ...
 
 
-class DeltaNet(Protocol):
+class RecurrentLayer(Protocol):
     """A gated delta net or a layer of Mamba2, up to the projection of its output.
 
     It has three parts. Only the middle one depends on which tokens belong together, so graphs can have the others.
     """
 
     def project(self, normed: Rows, out: Tensor) -> None:
-        """Computes the layer's inputs, [tokens, ``DeltaNetConfig.n_inputs``], of [tokens, hidden]."""
+        """Computes the layer's inputs, [tokens, ``RecurrentConfig.n_inputs``], of [tokens, hidden]."""
         ...
 
     def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
@@ -330,8 +330,8 @@ class Operations(Protocol):
         """Returns a dense MLP."""
         ...
 
-    def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
-        """Returns a gated delta net. Sizes without a kernel are refused before."""
+    def recurrent_layer(self, weights: RecurrentWeights, config: RecurrentConfig) -> RecurrentLayer:
+        """Returns a gated delta net or a layer of Mamba2. Sizes without a kernel are refused before."""
         ...
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:

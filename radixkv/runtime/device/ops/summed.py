@@ -12,9 +12,8 @@ from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.experts import ExpertConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.base import (
-    DeltaNet,
     ExpertsBeside,
     LayerInput,
     Linear,
@@ -22,19 +21,20 @@ from radixkv.runtime.device.ops.base import (
     Norm,
     NormReader,
     Operations,
+    RecurrentLayer,
     RotateAndStore,
     RoutedExperts,
     Rows,
     RowScales,
 )
 from radixkv.runtime.device.weights.layer_weights import (
-    DeltaNetWeights,
     ExpertsBesideWeights,
     ExpertsWeights,
     LayerInputWeights,
     LinearWeights,
     MlpWeights,
     NormWeights,
+    RecurrentWeights,
 )
 
 PartMemory = Literal[0, 1]
@@ -84,9 +84,9 @@ class SummedOperations:
         """See ``Operations.mlp``."""
         return self._summed(self._operations.mlp(weights), next(self._memories))
 
-    def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
-        """See ``Operations.delta_net``. Its heads are the rank's; ``output`` sums what they give."""
-        return self._operations.delta_net(weights, config)
+    def recurrent_layer(self, weights: RecurrentWeights, config: RecurrentConfig) -> RecurrentLayer:
+        """See ``Operations.recurrent_layer``. Its heads are the rank's; ``output`` sums what they give."""
+        return self._operations.recurrent_layer(weights, config)
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:
         """See ``Operations.experts``."""

@@ -124,8 +124,8 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True)
-class DeltaNetWeights:
-    """Weights of a gated delta net, which a layer may have in place of attention."""
+class RecurrentWeights:
+    """Weights of a gated delta net or of Mamba2, which a layer may have in place of attention."""
 
     inputs: LinearWeights
     """Projections of queries, keys, values, the output's gate, the update's strength and the decay, stacked. Of
@@ -150,7 +150,7 @@ class LayerWeights:
 
     attention_norm: NormWeights
     """Norm of the layer's input."""
-    mixer: AttentionWeights | DeltaNetWeights | None
+    mixer: AttentionWeights | RecurrentWeights | None
     """What mixes tokens; None: the layer is an MLP."""
     output: LinearWeights | None
     """The projection of what attention or the delta net computes."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 
 TensorShapes = dict[str, tuple[int, ...]]
 """Tensor shapes by full name."""
@@ -61,8 +61,8 @@ def layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
     norm(names.attention_norm)
     if not config.has_mixer(layer):
         pass
-    elif config.delta_nets is not None and layer in config.delta_nets.layers:
-        shapes |= _delta_net_shapes(config.delta_nets, names.delta_net.format(layer=layer), hidden)
+    elif config.recurrent is not None and layer in config.recurrent.layers:
+        shapes |= _delta_net_shapes(config.recurrent, names.recurrent.format(layer=layer), hidden)
     else:
         n_gates = query if config.has_output_gate else 0
         linear(names.query, query + n_gates, hidden, bias=config.has_query_key_value_bias)
@@ -138,7 +138,7 @@ def stored_projections(config: DecoderConfig, layer: int) -> tuple[str, ...]:
     return (names.key, names.value) if heads.has_values else (names.key,)
 
 
-def _delta_net_shapes(config: DeltaNetConfig, prefix: str, hidden: int) -> TensorShapes:
+def _delta_net_shapes(config: RecurrentConfig, prefix: str, hidden: int) -> TensorShapes:
     shapes: TensorShapes
     n_values = config.n_value_heads * config.value_dim
     n_heads = config.n_value_heads
@@ -176,19 +176,19 @@ def row_sections(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     key head has its rows side by side. Mamba2's one projection has the gate, x, B, C and the time steps, and its
     convolution x, B and C.
     """
-    nets = config.delta_nets
+    recurrent = config.recurrent
     sections: dict[str, tuple[int, ...]] = {}
-    if nets is None:
+    if recurrent is None:
         return sections
-    n_keys, n_values = nets.n_key_heads * nets.key_dim, nets.n_value_heads * nets.value_dim
-    for layer in nets.layers:
-        prefix = config.names.delta_net.format(layer=layer)
-        if nets.mamba2 is not None:
+    n_keys, n_values = recurrent.n_key_heads * recurrent.key_dim, recurrent.n_value_heads * recurrent.value_dim
+    for layer in recurrent.layers:
+        prefix = config.names.recurrent.format(layer=layer)
+        if recurrent.mamba2 is not None:
             channels = (n_values, n_keys, n_keys)
-            sections[f"{prefix}in_proj.weight"] = (n_values, *channels, nets.n_value_heads)
+            sections[f"{prefix}in_proj.weight"] = (n_values, *channels, recurrent.n_value_heads)
             sections |= {f"{prefix}conv1d.{part}": channels for part in ("weight", "bias")}
             continue
-        for name in ("conv1d",) if nets.is_fused else ("conv1d", "in_proj_qkv"):
+        for name in ("conv1d",) if recurrent.is_fused else ("conv1d", "in_proj_qkv"):
             sections[f"{prefix}{name}.weight"] = (n_keys, n_keys, n_values)
     return sections
 

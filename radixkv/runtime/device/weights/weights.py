@@ -19,7 +19,6 @@ from radixkv.runtime.device.weights.int4_matrix import Int4Groups, int4_bytes
 from radixkv.runtime.device.weights.kv_scales import KVScales
 from radixkv.runtime.device.weights.layer_weights import (
     AttentionWeights,
-    DeltaNetWeights,
     ExpertsBesideWeights,
     ExpertsWeights,
     LayerInputsWeights,
@@ -28,6 +27,7 @@ from radixkv.runtime.device.weights.layer_weights import (
     LinearWeights,
     MlpWeights,
     NormWeights,
+    RecurrentWeights,
     SharedExpertWeights,
     expert_of,
 )
@@ -108,8 +108,10 @@ class Weights:
         if config.has_output_gate:
             projections = names.query, names.key, names.value
             suffixes += tuple(f"{name.rpartition('{layer}')[2]}.weight" for name in projections)
-        nets = config.delta_nets
-        if nets is not None and (nets.is_fused or self.quantized is None or isinstance(self.kept, Int4Groups)):
+        recurrent = config.recurrent
+        if recurrent is not None and (
+            recurrent.is_fused or self.quantized is None or isinstance(self.kept, Int4Groups)
+        ):
             suffixes += tuple(f".in_proj_{part}.weight" for part in ("qkvz", "ba", "qkv", "z", "b", "a"))
             suffixes += (".in_proj.weight",)
         return suffixes
@@ -277,13 +279,13 @@ class Weights:
             return self._reader.norm(name.format(layer=index))
 
         gate_up = (names.gate, names.up) if config.has_gate else (names.up,)
-        mixer: AttentionWeights | DeltaNetWeights | None = None
+        mixer: AttentionWeights | RecurrentWeights | None = None
         output: LinearWeights | None = None
         if not config.has_mixer(index):
             pass
-        elif config.delta_nets is not None and index in config.delta_nets.layers:
-            prefix = names.delta_net.format(layer=index)
-            mixer, output = self._delta_net(prefix), self._reader.linear(f"{prefix}out_proj")
+        elif config.recurrent is not None and index in config.recurrent.layers:
+            prefix = names.recurrent.format(layer=index)
+            mixer, output = self._recurrent(prefix), self._reader.linear(f"{prefix}out_proj")
         else:
             query_key_value, output_gate = (
                 self._gated_attention(index)
@@ -329,18 +331,18 @@ class Weights:
             scale=self._reader.read(names.layer_scale.format(layer=index)) if config.has_layer_scales else None,
         )
 
-    def _delta_net(self, prefix: str) -> DeltaNetWeights:
+    def _recurrent(self, prefix: str) -> RecurrentWeights:
         log_decay, decay_bias = (
             torch.empty(self._shapes[f"{prefix}{name}"], device=self.device) for name in ("A_log", "dt_bias")
         )
         self._reader.fill(f"{prefix}A_log", log_decay)
         self._reader.fill(f"{prefix}dt_bias", decay_bias)
-        if (mamba2 := self.config.delta_nets) is not None and mamba2.mamba2 is not None:
+        if (recurrent := self.config.recurrent) is not None and recurrent.mamba2 is not None:
             skip = torch.empty_like(log_decay)
             self._reader.fill(f"{prefix}D", skip)
             linear = self._reader.linear(f"{prefix}in_proj")
             bias = f"{prefix}conv1d.bias"
-            return DeltaNetWeights(
+            return RecurrentWeights(
                 inputs=linear,
                 convolution=self._reader.read(f"{prefix}conv1d.weight").squeeze(1),
                 log_decay=log_decay,
@@ -349,7 +351,7 @@ class Weights:
                 convolution_bias=self._reader.read(bias) if bias in self._shapes else None,
                 skip=skip,
             )
-        return DeltaNetWeights(
+        return RecurrentWeights(
             inputs=self._delta_net_inputs(prefix),
             convolution=self._reader.read(f"{prefix}conv1d.weight").squeeze(1),
             log_decay=log_decay,
@@ -358,8 +360,8 @@ class Weights:
         )
 
     def _delta_net_inputs(self, prefix: str) -> LinearWeights:
-        """Returns the projections of a delta net's inputs in the order of ``DeltaNetWeights.inputs``."""
-        config = self.config.delta_nets
+        """Returns the projections of a delta net's inputs in the order of ``RecurrentWeights.inputs``."""
+        config = self.config.recurrent
         assert config is not None, "other models have none"
         if not config.is_fused:
             return self._reader.linear(*(f"{prefix}in_proj_{part}" for part in ("qkv", "z", "b", "a")))

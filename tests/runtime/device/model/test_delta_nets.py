@@ -17,7 +17,7 @@ from radixkv.errors import CheckpointError, ConfigError, InvariantError
 from radixkv.runtime.device.factory import resolve_config
 from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.step.plan import Row, StateFork, StateLoad, StateSave, StepPlan
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from support.checkpoints import edited_config, save_checkpoint
@@ -92,7 +92,7 @@ def test_chunks_single_tokens_and_other_rows_change_no_bit(hybrid: Checkpoint) -
 
 
 def test_a_row_that_would_continue_states_of_another_position_is_a_bug() -> None:
-    states = RecurrentStates(DeltaNetConfig(frozenset({0}), 1, 1, 4, 4, 4), 2, 1, torch.float32)
+    states = RecurrentStates(RecurrentConfig(frozenset({0}), 1, 1, 4, 4, 4), 2, 1, torch.float32)
 
     def check(batch_slot: int, start: int, n_tokens: int, **copies: Any) -> None:
         row = Row(batch_slot, start, n_tokens, bytes(4 * n_tokens), start, 0, (), None)

@@ -16,7 +16,7 @@ from radixkv.errors import CheckpointError, ConfigError
 from radixkv.runtime.device.kv_dtype import FP8
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales, fp8_bytes
-from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights, ExpertsWeights, LinearWeights
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, RecurrentWeights
 from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
@@ -226,7 +226,7 @@ def test_inputs_of_layers_with_states_stay_in_16_bits(tmp_path: Path, name: str)
         layers = [weights.layer(index) for index in range(weights.config.n_layers)]
     n_states = 0
     for layer in layers:
-        if isinstance(layer.mixer, DeltaNetWeights):
+        if isinstance(layer.mixer, RecurrentWeights):
             assert isinstance(layer.mixer.inputs.weight, torch.Tensor)
             assert layer.output is not None
             assert isinstance(layer.output.weight, Fp8Matrix)

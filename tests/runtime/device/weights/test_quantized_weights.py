@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
-from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights
+from radixkv.runtime.device.weights.layer_weights import RecurrentWeights
 from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.quantization.fp8 import Fp8Blocks, Fp8Channels
 from radixkv.runtime.device.weights.quantization.int4 import Awq, Gptq, PackedInt4, unpack
@@ -76,7 +76,7 @@ def test_projections_whose_rows_are_sorted_are_dequantized_where_others_are_not(
     assert 0 < n_quantized < n_values
     for dense, kept in zip(*layers.values(), strict=True):
         assert not isinstance(kept.output.weight, torch.Tensor)
-        if isinstance(dense.mixer, DeltaNetWeights):
+        if isinstance(dense.mixer, RecurrentWeights):
             pairs = [(dense.mixer.inputs, kept.mixer.inputs)]
         else:
             pairs = [

@@ -10,7 +10,7 @@ import torch
 from radixkv.runtime.device.memory.state_positions import StatePositions
 from radixkv.runtime.device.memory.state_size import state_bytes
 from radixkv.runtime.device.memory_check import check_allocation
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.base import LayerStates, TokenSpan
 from radixkv.runtime.step.plan import StateSave, StepPlan
 
@@ -30,7 +30,7 @@ class RecurrentStates:
         ConfigError: the states do not fit into memory.
     """
 
-    def __init__(self, config: DeltaNetConfig, n_batch_slots: int, n_tree_slots: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: RecurrentConfig, n_batch_slots: int, n_tree_slots: int, dtype: torch.dtype) -> None:
         n_layers, n_slots = len(config.layers), n_batch_slots + n_tree_slots
         with check_allocation(
             n_slots * state_bytes(config, dtype),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from radixkv.runtime.device.memory.state_positions import StatePositions
 from radixkv.runtime.device.memory.state_size import state_bytes
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.base import LayerStates
 from radixkv.runtime.step.plan import StateSave, StepPlan
 
@@ -52,7 +52,7 @@ class CudaStates:
 
     def __init__(
         self,
-        config: DeltaNetConfig,
+        config: RecurrentConfig,
         n_batch_slots: int,
         n_tree_slots: int,
         dtype: torch.dtype,

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import LayerStates, Rows, Sequences, as_tensor
 from radixkv.runtime.device.ops.cpu.layers import Linear, RowTiles
-from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights
+from radixkv.runtime.device.weights.layer_weights import RecurrentWeights
 
 _LINEAR_ABOVE = 20.0
 """Above it ``log(1 + exp(x))`` is ``x`` in float32."""
@@ -19,7 +19,7 @@ _MIN_NORM = 1e-6
 """Is added to the squared length of queries and keys before they are divided by it, as in Transformers."""
 
 
-class DeltaNet(base.DeltaNet):
+class GatedDeltaNet(base.RecurrentLayer):
     """A gated delta net (Yang et al., arXiv 2412.06464), up to the projection of its output.
 
     Each value head has a matrix of keys and values. A token lets it decay, reads what it has for the token's key,
@@ -33,7 +33,7 @@ class DeltaNet(base.DeltaNet):
         eps: of the norm of its output.
     """
 
-    def __init__(self, weights: DeltaNetWeights, config: DeltaNetConfig, tiles: RowTiles, eps: float) -> None:
+    def __init__(self, weights: RecurrentWeights, config: RecurrentConfig, tiles: RowTiles, eps: float) -> None:
         self._config = config
         self._inputs = Linear(weights.inputs, tiles)
         self._taps = weights.convolution.float().unbind(1)
@@ -43,11 +43,11 @@ class DeltaNet(base.DeltaNet):
         self._eps = eps
 
     def project(self, normed: Rows, out: Tensor) -> None:
-        """See ``ops.base.DeltaNet``."""
+        """See ``ops.base.RecurrentLayer``."""
         self._inputs(as_tensor(normed), out)
 
     def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
-        """See ``ops.base.DeltaNet``."""
+        """See ``ops.base.RecurrentLayer``."""
         assert isinstance(sequences, tuple), "on the CPU rows are spans"
         config = self._config
         mixed, _, strength, decay = projected.split(
@@ -68,7 +68,7 @@ class DeltaNet(base.DeltaNet):
                 states.memory[span.saved_to] = states.memory[span.batch_slot]
 
     def finish(self, projected: Tensor, read: Tensor) -> Tensor:
-        """See ``ops.base.DeltaNet``."""
+        """See ``ops.base.RecurrentLayer``."""
         config = self._config
         heads = config.n_value_heads, config.value_dim
         gate = projected[:, config.n_channels : config.n_channels + config.n_values]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from radixkv.runtime.device.model_config.states import DeltaNetConfig, Mamba2Config
+from radixkv.runtime.device.model_config.states import Mamba2Config, RecurrentConfig
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import LayerStates, Rows, Sequences, as_tensor
 from radixkv.runtime.device.ops.cpu.delta_net import convolve, sigmoid, softplus
 from radixkv.runtime.device.ops.cpu.layers import Linear, RowTiles
-from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights
+from radixkv.runtime.device.weights.layer_weights import RecurrentWeights
 
 
-class Mamba2(base.DeltaNet):
+class Mamba2(base.RecurrentLayer):
     """A layer of Mamba2 (Dao and Gu, arXiv 2405.21060), up to the projection of its output.
 
     Each head has a matrix of the state's size and its own. A token lets it decay by its time step, adds the product
@@ -26,7 +26,7 @@ class Mamba2(base.DeltaNet):
         eps: of the norm of its output.
     """
 
-    def __init__(self, weights: DeltaNetWeights, config: DeltaNetConfig, tiles: RowTiles, eps: float) -> None:
+    def __init__(self, weights: RecurrentWeights, config: RecurrentConfig, tiles: RowTiles, eps: float) -> None:
         assert config.mamba2 is not None, "other layers have another rule"
         assert weights.skip is not None, "layers of Mamba2 have it"
         self._config = config
@@ -41,11 +41,11 @@ class Mamba2(base.DeltaNet):
         self._eps = eps
 
     def project(self, normed: Rows, out: Tensor) -> None:
-        """See ``ops.base.DeltaNet``."""
+        """See ``ops.base.RecurrentLayer``."""
         self._inputs(as_tensor(normed), out)
 
     def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
-        """See ``ops.base.DeltaNet``."""
+        """See ``ops.base.RecurrentLayer``."""
         assert isinstance(sequences, tuple), "on the CPU rows are spans"
         config = self._config
         _, mixed, step = projected.split([config.n_values, config.n_channels, config.n_value_heads], -1)
@@ -64,7 +64,7 @@ class Mamba2(base.DeltaNet):
                 states.memory[span.saved_to] = states.memory[span.batch_slot]
 
     def finish(self, projected: Tensor, read: Tensor) -> Tensor:
-        """See ``ops.base.DeltaNet``."""
+        """See ``ops.base.RecurrentLayer``."""
         return self._normed(read.float(), projected[:, : self._config.n_values])
 
     def _scan(self, convolved: Tensor, step: Tensor, decay: Tensor, memory: Tensor, out: Tensor) -> None:

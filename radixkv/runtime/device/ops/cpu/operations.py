@@ -12,10 +12,10 @@ from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.experts import ExpertConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import TokenInputs, gated
-from radixkv.runtime.device.ops.cpu.delta_net import DeltaNet
+from radixkv.runtime.device.ops.cpu.delta_net import GatedDeltaNet
 from radixkv.runtime.device.ops.cpu.layer_additions import ExpertsBeside, LayerInput
 from radixkv.runtime.device.ops.cpu.layers import (
     Experts,
@@ -30,13 +30,13 @@ from radixkv.runtime.device.ops.cpu.layers import (
 from radixkv.runtime.device.ops.cpu.mamba2 import Mamba2
 from radixkv.runtime.device.ops.cpu.page_rows import rows_of
 from radixkv.runtime.device.weights.layer_weights import (
-    DeltaNetWeights,
     ExpertsBesideWeights,
     ExpertsWeights,
     LayerInputWeights,
     LinearWeights,
     MlpWeights,
     NormWeights,
+    RecurrentWeights,
 )
 
 
@@ -85,11 +85,11 @@ class CpuOperations:
         """See ``Operations.mlp``."""
         return Mlp(weights, self._tiles, self._config.activation)
 
-    def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> base.DeltaNet:
-        """See ``Operations.delta_net``."""
+    def recurrent_layer(self, weights: RecurrentWeights, config: RecurrentConfig) -> base.RecurrentLayer:
+        """See ``Operations.recurrent_layer``."""
         if config.mamba2 is not None:
             return Mamba2(weights, config, self._tiles, self._config.norm_eps)
-        return DeltaNet(weights, config, self._tiles, self._config.norm_eps)
+        return GatedDeltaNet(weights, config, self._tiles, self._config.norm_eps)
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         """See ``Operations.gated``."""

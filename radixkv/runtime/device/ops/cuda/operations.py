@@ -14,10 +14,10 @@ from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.experts import ExpertConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Norm, Rows, as_tensor
-from radixkv.runtime.device.ops.cuda.delta_net.layer import DeltaNet
+from radixkv.runtime.device.ops.cuda.delta_net.layer import GatedDeltaNet
 from radixkv.runtime.device.ops.cuda.expert_routing import SigmoidScores, route
 from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
 from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows, quantize_rows, row_scales
@@ -39,13 +39,13 @@ from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 from radixkv.runtime.device.weights.layer_weights import (
-    DeltaNetWeights,
     ExpertsBesideWeights,
     ExpertsWeights,
     LayerInputWeights,
     LinearWeights,
     MlpWeights,
     NormWeights,
+    RecurrentWeights,
 )
 
 CHUNK_TOKENS = 8192
@@ -104,12 +104,12 @@ class CudaOperations:
         """See ``Operations.mlp``."""
         return Mlp(self.linear(weights.gate_up), self.linear(weights.down), self._config.activation)
 
-    def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> base.DeltaNet:
-        """See ``Operations.delta_net``."""
+    def recurrent_layer(self, weights: RecurrentWeights, config: RecurrentConfig) -> base.RecurrentLayer:
+        """See ``Operations.recurrent_layer``."""
         inputs, eps = self.linear(weights.inputs), self._config.norm_eps
         if config.mamba2 is not None:
             return Mamba2(weights, inputs, config, config.mamba2, eps)
-        return DeltaNet(weights, inputs, config, eps)
+        return GatedDeltaNet(weights, inputs, config, eps)
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         """See ``Operations.gated``."""

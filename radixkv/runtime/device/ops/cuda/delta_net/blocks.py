@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.base import BLOCK_TOKENS, BlockArrays
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.delta_net.gates import read_gates
@@ -32,7 +32,7 @@ class BlockParts(NamedTuple):
     """[blocks, heads, 64] float32: logarithm of the decay from the block's begin to each token, with its own."""
 
 
-def block_bytes(config: DeltaNetConfig, dtype: torch.dtype) -> int:
+def block_bytes(config: RecurrentConfig, dtype: torch.dtype) -> int:
     """Returns the bytes of the parts of one block."""
     n_values = config.key_dim + config.value_dim + BLOCK_TOKENS
     return config.n_value_heads * BLOCK_TOKENS * (n_values * dtype.itemsize + torch.float32.itemsize)
@@ -44,7 +44,7 @@ def block_parts(
     log_decay: Tensor,
     decay_bias: Tensor,
     prompts: BlockArrays[Tensor],
-    config: DeltaNetConfig,
+    config: RecurrentConfig,
 ) -> BlockParts:
     """Computes the blocks of the gated delta rule (Yang et al., arXiv 2412.06464, section 3.3).
 
@@ -53,7 +53,7 @@ def block_parts(
 
     Args:
         convolved: [tokens, channels], contiguous: normed queries and keys, and values.
-        projected: [tokens, ...], of the same dtype: what ``DeltaNetWeights.inputs`` gives; rows may be strided.
+        projected: [tokens, ...], of the same dtype: what ``RecurrentWeights.inputs`` gives; rows may be strided.
         log_decay, decay_bias: [heads] float32.
         prompts: rows and blocks.
         config: head sizes are powers of two, from 16 on.

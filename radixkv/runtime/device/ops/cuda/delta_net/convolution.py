@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.base import BLOCK_TOKENS, DeviceSequences
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_range, read_row
@@ -26,7 +26,7 @@ def convolve(
     inputs: Tensor,
     weight: Tensor,
     sequences: DeviceSequences,
-    config: DeltaNetConfig,
+    config: RecurrentConfig,
     out: Tensor,
     bias: Tensor | None = None,
 ) -> None:

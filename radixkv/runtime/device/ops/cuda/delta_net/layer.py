@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import DeviceSequences, LayerStates, Rows, Sequences
 from radixkv.runtime.device.ops.cuda.delta_net.blocks import block_parts
@@ -14,30 +14,30 @@ from radixkv.runtime.device.ops.cuda.delta_net.convolution import convolve
 from radixkv.runtime.device.ops.cuda.delta_net.gated_norm import gated_norm
 from radixkv.runtime.device.ops.cuda.delta_net.scan import scan_blocks
 from radixkv.runtime.device.ops.cuda.delta_net.step import step_tokens
-from radixkv.runtime.device.weights.layer_weights import DeltaNetWeights
+from radixkv.runtime.device.weights.layer_weights import RecurrentWeights
 
 
 @dataclass(frozen=True)
-class DeltaNet(base.DeltaNet):
+class GatedDeltaNet(base.RecurrentLayer):
     """A gated delta net (Yang et al., arXiv 2412.06464), up to the projection of its output.
 
     Rows of one token change their states in place. Prompts are computed in blocks of 64 positions with products on
     tensor cores. Memory: for each token of a step, some two times the size of the layer's inputs.
     """
 
-    weights: DeltaNetWeights
+    weights: RecurrentWeights
     """Read by kernels only: they may still be loading when this is constructed."""
     inputs: base.Linear
-    config: DeltaNetConfig
+    config: RecurrentConfig
     eps: float
     """Of the norm of its output."""
 
     def project(self, normed: Rows, out: Tensor) -> None:
-        """See ``ops.base.DeltaNet``."""
+        """See ``ops.base.RecurrentLayer``."""
         self.inputs(normed, out)
 
     def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
-        """See ``ops.base.DeltaNet``."""
+        """See ``ops.base.RecurrentLayer``."""
         assert isinstance(sequences, DeviceSequences), "on CUDA rows are tensors"
         config, weights = self.config, self.weights
         convolved = projected.new_empty(len(projected), config.n_channels)
@@ -51,7 +51,7 @@ class DeltaNet(base.DeltaNet):
             scan_blocks(convolved, parts, states.memory, prompts, config, sequences.n_batch_slots, out)
 
     def finish(self, projected: Tensor, read: Tensor) -> Tensor:
-        """See ``ops.base.DeltaNet``."""
+        """See ``ops.base.RecurrentLayer``."""
         config = self.config
         gate = projected[:, config.n_channels : config.n_channels + config.n_values]
         heads = read.unflatten(1, (config.n_value_heads, config.value_dim))

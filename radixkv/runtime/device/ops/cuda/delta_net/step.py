@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.base import DeviceSequences
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.delta_net.gates import read_gates
@@ -24,7 +24,7 @@ def step_tokens(
     decay_bias: Tensor,
     memory: Tensor,
     sequences: DeviceSequences,
-    config: DeltaNetConfig,
+    config: RecurrentConfig,
     out: Tensor,
 ) -> None:
     """Lets the states of rows of one token decay, writes what each token adds, and reads them.
@@ -34,7 +34,7 @@ def step_tokens(
 
     Args:
         convolved: [tokens, channels], contiguous: normed queries and keys, and values.
-        projected: [tokens, ...]: what ``DeltaNetWeights.inputs`` gives; rows may be strided.
+        projected: [tokens, ...]: what ``RecurrentWeights.inputs`` gives; rows may be strided.
         log_decay, decay_bias: [heads] float32.
         memory: [slots, heads, key_dim, value_dim] float32, contiguous: changed.
         sequences: rows.

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixkv.runtime.device.model_config.states import DeltaNetConfig, Mamba2Config
+from radixkv.runtime.device.model_config.states import Mamba2Config, RecurrentConfig
 from radixkv.runtime.device.ops.base import BLOCK_TOKENS, BlockArrays
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_range, read_row
@@ -29,7 +29,7 @@ class BlockParts(NamedTuple):
     """[blocks, heads, 64]: logarithm of the decay from the block's begin to each token, with its own."""
 
 
-def block_bytes(config: DeltaNetConfig) -> int:
+def block_bytes(config: RecurrentConfig) -> int:
     """Returns the bytes of the parts of one block."""
     n_values = config.n_key_heads * BLOCK_TOKENS + 2 * config.n_value_heads
     return n_values * BLOCK_TOKENS * torch.float32.itemsize
@@ -41,7 +41,7 @@ def block_parts(
     log_decay: Tensor,
     step_bias: Tensor,
     prompts: BlockArrays[Tensor],
-    config: DeltaNetConfig,
+    config: RecurrentConfig,
     mamba2: Mamba2Config,
 ) -> BlockParts:
     """Computes the parts of the blocks of Mamba2's dual form (Dao and Gu, arXiv 2405.21060, section 6).
@@ -51,7 +51,7 @@ def block_parts(
 
     Args:
         convolved: [tokens, channels], contiguous: x, B and C.
-        projected: [tokens, ...], of the same dtype: what ``DeltaNetWeights.inputs`` gives; rows may be strided.
+        projected: [tokens, ...], of the same dtype: what ``RecurrentWeights.inputs`` gives; rows may be strided.
         log_decay, step_bias: [heads] float32.
         prompts: rows and blocks.
         config: state sizes are powers of two, from 16 on.

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixkv.runtime.device.model_config.states import DeltaNetConfig
+from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.base import BLOCK_TOKENS, BlockArrays
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_range, read_row
@@ -18,7 +18,7 @@ COLUMNS = 32
 """Values of a head per program: few, so that one prompt has programs for all processors of a GPU."""
 
 
-def scan_stages(config: DeltaNetConfig) -> int:
+def scan_stages(config: RecurrentConfig) -> int:
     """Returns how many blocks are in flight at once: larger states leave shared memory for one."""
     return 2 if config.key_dim <= 128 else 1
 
@@ -29,7 +29,7 @@ def scan_blocks(
     skip: Tensor,
     memory: Tensor,
     prompts: BlockArrays[Tensor],
-    config: DeltaNetConfig,
+    config: RecurrentConfig,
     n_batch_slots: int,
     out: Tensor,
 ) -> None:

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixkv.runtime.device.model_config.states import DeltaNetConfig, Mamba2Config
+from radixkv.runtime.device.model_config.states import Mamba2Config, RecurrentConfig
 from radixkv.runtime.device.ops.base import DeviceSequences
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.mamba2.time_steps import time_step
@@ -25,7 +25,7 @@ def step_tokens(
     skip: Tensor,
     memory: Tensor,
     sequences: DeviceSequences,
-    config: DeltaNetConfig,
+    config: RecurrentConfig,
     mamba2: Mamba2Config,
     out: Tensor,
 ) -> None:
@@ -36,7 +36,7 @@ def step_tokens(
 
     Args:
         convolved: [tokens, channels], contiguous: x, B and C.
-        projected: [tokens, ...]: what ``DeltaNetWeights.inputs`` gives; rows may be strided.
+        projected: [tokens, ...]: what ``RecurrentWeights.inputs`` gives; rows may be strided.
         log_decay, step_bias: [heads] float32.
         skip: [heads] float32: what is added of each token's x.
         memory: [slots, heads, key_dim, value_dim] float32, contiguous: changed.
