@@ -12,7 +12,6 @@ import pytest
 
 from radixkv import LLM, RequestOutput, SamplingParams
 from radixkv.errors import ConfigError
-from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
 from support.cold_answers import MODELS
 from support.device_support import random_ids
@@ -39,7 +38,8 @@ def scores(output: RequestOutput) -> list[dict[int, float]]:
     return [{token: one.logprob for token, one in position.items()} for position in answer.logprobs]
 
 
-@pytest.mark.parametrize("n_ranks", rest_nightly([2, 4], kept=(0,)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("n_ranks", [2, 4])
 def test_pages_of_ranks_come_back_from_host_memory_and_after_a_restart_from_disk(
     folder: Path, n_ranks: int, tmp_path: Path
 ) -> None:

@@ -125,7 +125,10 @@ def test_an_answer_that_ends_at_a_state_and_one_token_before_and_behind(folder: 
     [
         {"state_memory_bytes": 130_000},
         pytest.param({"max_total_tokens": 640, "num_reserved_decode_tokens": 0}, marks=pytest.mark.nightly),
-        {"max_num_batched_tokens": 79, "page_size": 8, "host_memory_bytes": "16MiB", "load_policy": "always"},
+        pytest.param(
+            {"max_num_batched_tokens": 79, "page_size": 8, "host_memory_bytes": "16MiB", "load_policy": "always"},
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["few states", "few pages", "host memory"],
 )

@@ -195,7 +195,7 @@ def test_bits_with_little_memory_and_many_requests_at_once(folder: Path, setting
     """Seeded and greedy, of two salts, three times over: tails and pages are evicted and come again."""
     stems = [text(n, seed) for n, seed in ((130, 1), (200, 2), (330, 3))]
     prompts = [[*stem[: len(stem) - cut], *text(20 + cut, cut)] for cut in (0, 10, 70) for stem in stems]
-    n_tokens = 60 if "num_reserved_decode_tokens" in settings else 12
+    n_tokens = 40 if "num_reserved_decode_tokens" in settings else 12
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=n_tokens, logprobs=1, ignore_eos=True, n=2)
     cold = cold_bits(folder, prompts, params)
     with opened(folder, **settings) as llm:
