@@ -123,7 +123,7 @@ def test_an_answer_that_ends_at_a_state_and_one_token_before_and_behind(folder: 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"state_memory_bytes": 130_000},
+        pytest.param({"state_memory_bytes": 130_000}, marks=pytest.mark.nightly),
         pytest.param({"max_total_tokens": 640, "num_reserved_decode_tokens": 0}, marks=pytest.mark.nightly),
         pytest.param(
             {"max_num_batched_tokens": 79, "page_size": 8, "host_memory_bytes": "16MiB", "load_policy": "always"},
@@ -174,7 +174,9 @@ def test_one_token_more_or_less_than_a_state_and_the_whole_prompt_again(folder: 
         {"state_memory_bytes": 130_000},
         {"max_total_tokens": 1024},
         {"max_num_batched_tokens": 79, "page_size": 8},
-        {"max_total_tokens": 592, "max_num_seqs": 5, "num_reserved_decode_tokens": 0},
+        pytest.param(
+            {"max_total_tokens": 592, "max_num_seqs": 5, "num_reserved_decode_tokens": 0}, marks=pytest.mark.nightly
+        ),
     ],
     ids=["few states", "few pages", "short chunks", "preemptions"],
 )

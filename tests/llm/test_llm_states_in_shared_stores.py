@@ -116,6 +116,7 @@ def test_engines_start_from_the_states_of_each_other_with_the_bits_of_cold_promp
     assert (disk.pages_lost_total, shared.failures_total) == (0, 0)
 
 
+@pytest.mark.nightly
 def test_a_salt_or_another_dtype_finds_no_state(
     folder: Path, cold: list[Any], objects: FakeObjects, written: dict[str, bytes]
 ) -> None:

@@ -38,6 +38,7 @@ def scores(output: RequestOutput) -> list[dict[int, float]]:
     return [{token: one.logprob for token, one in position.items()} for position in answer.logprobs]
 
 
+@pytest.mark.nightly
 def test_states_of_ranks_come_back_from_host_memory_and_after_a_restart_from_disk(
     folder: Path, tmp_path: Path
 ) -> None:

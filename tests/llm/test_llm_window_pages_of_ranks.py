@@ -23,8 +23,8 @@ from support.sliced_operations import SlicedOperations
 END = 2
 """A token that ends a message, as the checkpoint's configuration says."""
 WINDOW = 48
-SAMPLED = SamplingParams(temperature=0.8, seed=5, max_tokens=40, logprobs=1, ignore_eos=True, n=2)
-BEAMS = BeamSearchParams(beam_width=3, max_tokens=20, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.8, seed=5, max_tokens=24, logprobs=1, ignore_eos=True, n=2)
+BEAMS = BeamSearchParams(beam_width=3, max_tokens=10, ignore_eos=True)
 KINDS = {
     "gemma3": {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
     "gpt-oss": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
