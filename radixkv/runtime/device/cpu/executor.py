@@ -174,7 +174,7 @@ class CpuExecutor:
         if isinstance(self.pool, SlabPool):
             assert self.window_pool is not None
             slots = CpuHostSlots(self.pool, host_memory_bytes, part)
-            return CopyThreads(slots, CpuHostWindows(self.pool, slots, self.window_pool.pages_per_slab))
+            return CopyThreads(slots, windows=CpuHostWindows(self.pool, slots, self.window_pool.pages_per_slab))
         if self._states is None:
             return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes, part))
         state_slots = StateSlots(

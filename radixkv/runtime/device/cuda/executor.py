@@ -143,7 +143,7 @@ class CudaExecutor:
         pool, states = self._runner.pool, self._runner.states
         if isinstance(pool, CudaSlabPool):
             slots = CudaHostSlots(pool, host_memory_bytes, driver, pace, part, slabs=pool.slabs)
-            return CopyThreads(slots, slots.windows, begin_thread)
+            return CopyThreads(slots, windows=slots.windows, begin_thread=begin_thread)
         if states is None:
             slots = CudaHostSlots(pool, host_memory_bytes, driver, pace, part)
             return CopyThreads(slots, begin_thread=begin_thread)
@@ -158,7 +158,7 @@ class CudaExecutor:
         slots = CudaHostSlots(pool, host_memory_bytes, driver, pace, part, state_slots)
         streams = [CopyStream(self._stream.device) for _ in range(2)]
         host_states = CudaHostStates(states, state_slots, slots.memory, driver, pace, *streams)
-        return CopyThreads(slots, host_states, begin_thread)
+        return CopyThreads(slots, host_states, begin_thread=begin_thread)
 
     def check(self) -> None:
         """Does nothing: a lost GPU is noticed in steps alone."""

@@ -60,26 +60,29 @@ class HostSlots(Protocol):
         ...
 
 
-class HostStates(Protocol):
-    """Host memory for states of recurrent layers, and the blocking copies between it and the slots of the tree; or
-    the same for window pages, in the memory of host slots.
+class StateCopies(Protocol):
+    """The blocking copies of what goes with pages: states of recurrent layers, or window pages.
 
     What ``HostSlots`` says of threads holds here, too.
     """
+
+    def load(self, states: Sequence[tuple[int, int]]) -> None:
+        """Copies from the host (source, destination); returns when the device has the data."""
+        ...
+
+    def store(self, states: Sequence[tuple[int, int]]) -> None:
+        """Copies to the host (source, destination); returns when the host has the data."""
+        ...
+
+
+class HostStates(StateCopies, Protocol):
+    """Host memory for states of recurrent layers, and the copies between it and the slots of the tree."""
 
     n_slots: int
     """Slots, whose memory is ready when a slot of a page is."""
 
     def buffers(self, slot: int) -> list[memoryview]:
         """Returns the memory of a slot in parts of the size of a page."""
-        ...
-
-    def load(self, states: Sequence[tuple[int, int]]) -> None:
-        """Copies host slots to slots of the tree; returns when the device has the data."""
-        ...
-
-    def store(self, states: Sequence[tuple[int, int]]) -> None:
-        """Copies to host slots what slots of the tree have; returns when the host has the data."""
         ...
 
 
@@ -102,7 +105,8 @@ class CopyThreads:
 
     Args:
         slots: the host memory and its copies; closed with this object.
-        states: the same for states of recurrent layers, or window pages; None if the model has none.
+        states: the same for states of recurrent layers; None if the model has none.
+        windows: copies window pages, whose host memory is that of slots; None if the model has none.
         begin_thread: called first in each thread, as to choose its device.
     """
 
@@ -110,9 +114,11 @@ class CopyThreads:
         self,
         slots: HostSlots,
         states: HostStates | None = None,
+        windows: StateCopies | None = None,
         begin_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self._slots, self._states = slots, states
+        self._copies: StateCopies | None = states or windows
         self.n_state_slots = 0 if states is None else states.n_slots
         self.n_slots, self.page_bytes = slots.n_slots, slots.page_bytes
         self._n_taken = 0
@@ -202,8 +208,8 @@ class CopyThreads:
                     self._slots.load(slots, pages)
                 else:
                     self._slots.store(pages, slots)
-                if states and self._states is not None:
-                    (self._states.load if is_load else self._states.store)(states)
+                if states and self._copies is not None:
+                    (self._copies.load if is_load else self._copies.store)(states)
             except Exception as problem:  # any exception fails this copy; the cache treats it as a miss
                 error = f"{type(problem).__name__}: {problem}"
                 logger.exception("a copy of %d pages failed", len(pages))

@@ -100,10 +100,9 @@ class CpuHostSlots:
 
 
 class CpuHostWindows:
-    """``copy_threads.HostStates`` over the window pages of a ``SlabPool``.
+    """``copy_threads.StateCopies`` of the window pages of a ``SlabPool``.
 
-    A window page takes the place of the host slots of a slab, and begins with the first one. It has no slots of its
-    own.
+    A window page takes the place of the host slots of a slab, and begins with the first one.
 
     Args:
         pool: the pool to copy from and to.
@@ -111,18 +110,12 @@ class CpuHostWindows:
         pages_per_slab: host slots that a window page takes.
     """
 
-    n_slots = 0
-
     def __init__(self, pool: SlabPool, slots: CpuHostSlots, pages_per_slab: int) -> None:
         n_slabs, sizes = slots.n_slots // pages_per_slab, pool.windows.k[:, 0].shape
         memory = slots.memory[: n_slabs * pages_per_slab].view(n_slabs, pages_per_slab * slots.page_bytes)
         n_bytes = 2 * pool.windows.k[:, 0].nbytes
         self._slots = memory[:, :n_bytes].view(pool.k.dtype).unflatten(1, (2, *sizes))
         self._pool = pool
-
-    def buffers(self, slot: int) -> list[memoryview]:
-        """Raises ``NotImplementedError``: the memory of a window page is that of host slots."""
-        raise NotImplementedError("window pages have the memory of host slots")
 
     def load(self, states: Sequence[tuple[int, int]]) -> None:
         """Copies window pages from the host (source, destination)."""

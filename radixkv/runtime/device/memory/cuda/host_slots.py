@@ -146,22 +146,14 @@ class CudaHostSlots:
 
 
 class CudaHostWindows:
-    """``copy_threads.HostStates`` of the window pages of a pool in slabs, in the memory of its host slots.
-
-    It has no slots of its own.
+    """``copy_threads.StateCopies`` of the window pages of a pool in slabs, in the memory of its host slots.
 
     Args:
         loads, stores: copy slabs; the lanes are those of the host slots, which the same thread copies.
     """
 
-    n_slots = 0
-
     def __init__(self, loads: _StagedCopies, stores: _StagedCopies) -> None:
         self._loads, self._stores = loads, stores
-
-    def buffers(self, slot: int) -> list[memoryview]:
-        """Raises ``NotImplementedError``: the memory of a window page is that of host slots."""
-        raise NotImplementedError("window pages have the memory of host slots")
 
     def load(self, states: Sequence[tuple[int, int]]) -> None:
         """Copies window pages from the host (source, destination). Raises ``DeviceError`` or torch's errors."""
