@@ -243,7 +243,34 @@ of_recurrent_layers = st.builds(
 )
 
 
-class RecurrentEngineMachine(EngineMachine):
+class StatesEngineMachine(EngineMachine):
+    """What happens to engines whose tree has states, which the tiers behind it copy with their pages."""
+
+    @rule(n_transfers=st.integers(1, 4), which=small)
+    def finish_transfers(self, n_transfers: int, which: int) -> None:
+        for _ in range(n_transfers):
+            self.actions.finish_transfer(which)
+
+    @rule(which=small, n_pages=st.integers(0, 4))
+    def fail_transfer(self, which: int, n_pages: int) -> None:
+        self.actions.finish_transfer(which, n_pages)
+
+    @rule(which=small)
+    def lose(self, which: int) -> None:
+        self.actions.lose(which)
+
+    @rule(base=small, evicts_slots=st.booleans())
+    def return_after_an_eviction(self, base: int, evicts_slots: bool) -> None:
+        """Serves all requests, evicts the pages of one tier or two, and adds a known prompt."""
+        self.actions.serve_all()
+        self.actions.evict(self.actions.engine.n_pages)
+        if evicts_slots:
+            self.actions.evict_slots(self.actions.engine.host.n_pages)
+        self.actions.add(base, 40, [1], RequestOptions(), twice=False)
+        self.actions.launch()
+
+
+class RecurrentEngineMachine(StatesEngineMachine):
     """An engine of a model with recurrent layers, whose requests have no drafts."""
 
     @initialize(
@@ -276,32 +303,9 @@ class RecurrentEngineMachine(EngineMachine):
         self.actions.repeat_answer(suffix, options)
         self.actions.launch()
 
-    @rule(n_transfers=st.integers(1, 4), which=small)
-    def finish_transfers(self, n_transfers: int, which: int) -> None:
-        for _ in range(n_transfers):
-            self.actions.finish_transfer(which)
-
-    @rule(which=small, n_pages=st.integers(0, 4))
-    def fail_transfer(self, which: int, n_pages: int) -> None:
-        self.actions.finish_transfer(which, n_pages)
-
-    @rule(which=small)
-    def lose(self, which: int) -> None:
-        self.actions.lose(which)
-
     @rule(which=small)
     def make_unknown(self, which: int) -> None:
         self.actions.make_unknown(which)
-
-    @rule(base=small, evicts_slots=st.booleans())
-    def return_after_an_eviction(self, base: int, evicts_slots: bool) -> None:
-        """Serves all requests, evicts the pages of one tier or two, and adds a known prompt."""
-        self.actions.serve_all()
-        self.actions.evict(self.actions.engine.n_pages)
-        if evicts_slots:
-            self.actions.evict_slots(self.actions.engine.host.n_pages)
-        self.actions.add(base, 40, [1], RequestOptions(), twice=False)
-        self.actions.launch()
 
     @rule(
         base=small,
@@ -322,7 +326,7 @@ WITHOUT_PAGE_SHARES = (
 """Tenants with shares of rows alone."""
 
 
-class MixedEngineMachine(EngineMachine):
+class MixedEngineMachine(StatesEngineMachine):
     """An engine of a model of which some layers have windows, and pages of their own in the same memory."""
 
     @initialize(
@@ -359,29 +363,6 @@ class MixedEngineMachine(EngineMachine):
             n_slots=n_slots,
             has_disk=has_disk and n_slots > 0,
         )
-
-    @rule(n_transfers=st.integers(1, 4), which=small)
-    def finish_transfers(self, n_transfers: int, which: int) -> None:
-        for _ in range(n_transfers):
-            self.actions.finish_transfer(which)
-
-    @rule(which=small, n_pages=st.integers(0, 4))
-    def fail_transfer(self, which: int, n_pages: int) -> None:
-        self.actions.finish_transfer(which, n_pages)
-
-    @rule(which=small)
-    def lose(self, which: int) -> None:
-        self.actions.lose(which)
-
-    @rule(base=small, evicts_slots=st.booleans())
-    def return_after_an_eviction(self, base: int, evicts_slots: bool) -> None:
-        """Serves all requests, evicts the device, maybe some slots, and adds a known prompt."""
-        self.actions.serve_all()
-        self.actions.evict(self.actions.engine.n_pages)
-        if evicts_slots:
-            self.actions.evict_slots(self.actions.engine.host.n_pages)
-        self.actions.add(base, 40, [1], RequestOptions(), twice=False)
-        self.actions.launch()
 
 
 SHARES = ((0.0, 1.0), (0.0, 0.4), (0.25, 0.5), (0.3, 1.0))
