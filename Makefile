@@ -65,11 +65,11 @@ imports: $(VENV)/.ready  ## the import contracts
 tests-gpu: $(VENV)/.ready  ## tests that need a GPU, if there is one
 	$(VENV)/bin/pytest tests/gpu
 
-# Files run in the order of their folders, because the slowest ones are among the first then. A third process uses the
+# Files run in the order of their folders, because the slowest ones are among the first then. More processes use the
 # two cores while tests wait for other processes, or for time to pass.
 tests: $(VENV)/.ready $(CLIENTS)  ## all CPU tests
 	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing and not api' --ignore tests/gpu \
-		--numprocesses 3 --dist loadfile --no-loadscope-reorder
+		--numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-clients: $(VENV)/.ready $(FRAMEWORKS)  ## frameworks for agents against a server
 	$(VENV)/bin/pytest tests/clients/frameworks
