@@ -20,7 +20,7 @@ from radixkv.runtime.lifetimes.commands import close_session, pin
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.protocols import Drafts, Queue, RequestBranch, Shares, States, Tiers
+from radixkv.runtime.protocols import Drafts, Queue, RequestBranch, Returns, Shares, States, Tiers
 from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.reporting.stats import make_stats
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -31,11 +31,12 @@ from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.runtime.structured.grammars import Grammars
 from radixkv.settings.config import CacheConfig, SchedulePolicy, SchedulerConfig
 from radixkv.settings.tenants import TenantConfig
-from radixkv.wire.cache_messages import CloseSession, Pin
+from radixkv.wire.cache_messages import BeginPause, CloseSession, PauseBegun, Pin
 from radixkv.wire.messages import WIRE_VERSION, Ready
 
 if TYPE_CHECKING:
     from radixkv.runtime.events.log import EventLog
+    from radixkv.runtime.pauses.pauses import Pauses
     from radixkv.runtime.tiers.host_tier import HostTier
 
 
@@ -59,6 +60,7 @@ def open_scheduler(
     host_tier: HostTier | None = None,
     drafts: Drafts | None = None,
     states: States | None = None,
+    returns: Returns | None = None,
     finds_shared_runs: bool = False,
     min_shared_tokens: int = MIN_SHARED_TOKENS,
     clock: Callable[[], float] = monotonic,
@@ -73,6 +75,7 @@ def open_scheduler(
         host_tier: copies pages to and from the host tier; None without one.
         drafts: guesses the tokens that follow; None: nothing does.
         states: those of recurrent layers in the tree; None: there are none.
+        returns: the conversations that are expected back; None: nobody looks for them.
         finds_shared_runs: whether plans list the pages that decode rows share.
         min_shared_tokens: length of the shortest run of shared pages that plans list.
         clock: seconds, monotonic.
@@ -99,6 +102,7 @@ def open_scheduler(
         tiers=tiers,
         drafts=drafts or Drafts(),
         states=states or States(),
+        returns=returns or Returns(),
         shared_prefixes=SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None,
         clock=clock,
     )
@@ -109,6 +113,7 @@ def assemble_loop(
     executor: Executor,
     *,
     tenants: Sequence[TenantConfig] = (),
+    pauses: Pauses | None = None,
     more_branches: Sequence[RequestBranch] = (),
     open_grammars: Callable[[], Grammars] | None = None,
     max_model_len: int,
@@ -124,6 +129,7 @@ def assemble_loop(
         scheduler: plans the steps, over a cache with as many pages as the executor's pool.
         executor: the device.
         tenants: the scheduler's; none: all clients are one.
+        pauses: the scheduler's ``returns``; None: nobody looks for them.
         more_branches: what requests may choose by their messages, beside the branches that are always there.
         open_grammars: opens what compiles structured outputs, when it is needed first; raises
             ``UnsupportedFeature`` if there is none.
@@ -173,8 +179,12 @@ def assemble_loop(
         scheduler,
         gate,
         find_pin=pins.find,
-        others={Pin: partial(pin, intake, pins), CloseSession: partial(close_session, intake, sessions)},
-        before_flush=pins.clear,
+        others={
+            Pin: partial(pin, intake, pins),
+            CloseSession: partial(close_session, intake, sessions),
+            BeginPause: _begin_no_pause if pauses is None else pauses.begin,
+        },
+        before_flush=(pins.clear, *(() if pauses is None else (pauses.clear,))),
     )
     return Loop(
         ready,
@@ -195,6 +205,7 @@ def assemble_loop(
             ),
             RequestBranch(lambda message: bool(message.pins), pins.follow),
             RequestBranch(lambda message: bool(message.session_id), sessions.follow),
+            *(() if pauses is None else (RequestBranch(pauses.is_followed, pauses.follow),)),
             *more_branches,
         ),
         run_command=commands.run,
@@ -226,6 +237,10 @@ def open_event_log(loop: Loop, *, shows_salted_tokens: bool) -> EventLog:
 
     scheduler = loop.scheduler
     return EventLog(scheduler.cache, scheduler.tiers.changes(), shows_salted_tokens=shows_salted_tokens)
+
+
+def _begin_no_pause(message: BeginPause) -> PauseBegun:
+    return PauseBegun(message.id)
 
 
 def _refuse_grammars() -> Grammars:

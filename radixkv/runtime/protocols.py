@@ -23,7 +23,7 @@ from radixkv.tree.node import Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
 from radixkv.wire.messages import DraftUse, Submit, TokenLogprobs
-from radixkv.wire.stats import DiskStats, DraftStats, HostStats, StateStats, TenantStats, WindowStats
+from radixkv.wire.stats import DiskStats, DraftStats, HostStats, PauseStats, StateStats, TenantStats, WindowStats
 
 if TYPE_CHECKING:
     from radixkv.runtime.request import Request, Update
@@ -403,6 +403,21 @@ class States:
 
     def window_stats(self) -> WindowStats | None:
         """Returns counters and gauges of window pages; None if there are none."""
+        return None
+
+
+class Returns:
+    """The conversations that are expected back, though no request of theirs waits.
+
+    This class is the protocol and its default, which expects none. O(1) each.
+    """
+
+    def next_prompts(self) -> Iterable[WaitingPrompt]:
+        """Yields what their next prompts begin with, those first whose pages are worth most."""
+        return ()
+
+    def stats(self) -> PauseStats | None:
+        """Returns counters and gauges of pauses between turns; None if nobody looks for them."""
         return None
 
 

@@ -22,6 +22,9 @@ class EvictedRun(NamedTuple):
     """The run's tokens, little-endian int32."""
     pages: list[int]
     """Indices of the freed pages, in token order."""
+    age: int | None = None
+    """Uses of the tree since the last one of these pages; None if a waiting prompt needed them, or ages do not
+    count."""
 
 
 def evict_leaves(
@@ -70,6 +73,7 @@ def evict_leaves(
             policy.remember(leaf, digests, forest.n_leased + forest.n_evictable)
         if not (n_kept or is_spared):
             leaves.pop(index)
+        age = None if is_spared else policy.age(leaf)
         tokens, pages = forest.truncate(leaf, n_kept)
         if is_sparing:
             if not n_kept:
@@ -82,4 +86,4 @@ def evict_leaves(
         n_required -= n_evicted
         if left is not None:
             left[group] -= n_evicted
-        yield EvictedRun(namespace, digests, tokens, pages)
+        yield EvictedRun(namespace, digests, tokens, pages, age)

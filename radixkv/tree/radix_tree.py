@@ -88,6 +88,8 @@ class RadixTree:
         self._leases: set[Lease] = set()
         self._shared_runs = SharedRuns(self._forest, self._leases)
         self._use_times = UseTimes()
+        self.evicted_age_s = 0.0
+        """How long the pages evicted last had not been used, of those that no waiting prompt needs."""
         self.history = PageHistory()
         """The pages that have left the tree, for ``explain``. The trees of two tiers may have one together."""
 
@@ -441,6 +443,9 @@ class RadixTree:
         for run in evict_leaves(self._forest, self._policy, n_pages, quotas, n_beyond, self._spared, n_required):
             self.history.add(run.digests, is_evicted=True)
             runs.append(run)
+        ages = [run.age for run in runs if run.age is not None]
+        if ages:
+            self.evicted_age_s = self._use_times.seconds_since(ages[-1])
         return runs
 
     def continuation(self, lease: Lease, tail: bytes, n_tokens: int) -> bytes:

@@ -57,6 +57,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     session_id: str | None = None
     priority: Int64 | None = None
+    expected_pause_s: float | None = None
 
 
 _CHECKS = {name: check_values(name) for name in ("input", "instructions", "tools", "text")}
