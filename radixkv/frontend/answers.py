@@ -89,10 +89,13 @@ class PromptAnswers(Generic[RenderedT]):
             self._tools += [call.name for call in output.tool_calls if call.name]
         return output
 
-    def end_choice(self, group: RequestGroup, delta: TokenDelta, reason: str) -> None:
+    def note_end(self, group: RequestGroup, delta: TokenDelta, output: OutputDelta[RenderedT]) -> None:
         """Ends a choice with its last output, and notes whether a later prompt can go on from it."""
-        group.end_choice(delta, reason)
-        if self.prompt.may_pause and self._keeper is not None and self._keeper.has_kept:
+        if output.finish_reason is None:
+            return
+        group.end_choice(delta, output.finish_reason)
+        is_cut = isinstance(output.stop_reason, str)
+        if self.prompt.may_pause and self._keeper is not None and self._keeper.has_kept and not is_cut:
             group.begin_pause(delta, self._tools)
 
     def absorb_prompt_logprobs(self, token_logprobs: Sequence[TokenLogprobs]) -> None:
@@ -154,8 +157,7 @@ class Answers(Generic[RenderedT]):
                 async for delta in deltas:
                     absorb = self._prompts[delta.prompt].absorb
                     output = await asyncio.to_thread(absorb, delta) if is_slow_to_render(delta) else absorb(delta)
-                    if output.finish_reason is not None:
-                        self._prompts[delta.prompt].end_choice(group, delta, output.finish_reason)
+                    self._prompts[delta.prompt].note_end(group, delta, output)
                     yield delta, output
 
     def write_directly(self, sink: PartSink, render: Callable[[TokenDelta, OutputDelta[RenderedT]], bytes]) -> None:
@@ -193,8 +195,7 @@ class _DirectAnswers(Generic[RenderedT]):
         for delta in deltas:
             prompt = self._prompts[delta.prompt]
             output = prompt.absorb(delta)
-            if output.finish_reason is not None:
-                prompt.end_choice(self._group, delta, output.finish_reason)
+            prompt.note_end(self._group, delta, output)
             parts.append(self._render(delta, output))
         self._part = b"".join(parts)
         return True

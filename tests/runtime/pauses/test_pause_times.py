@@ -64,7 +64,7 @@ def test_patience_is_a_multiple_of_the_longest_pause() -> None:
     learnt(2.0, 0.1, times=times)
     assert times.patience_s(TOOL) == pytest.approx(6.0, rel=0.01)
     times.add(TOOL, 100.0, has_returned=False)
-    assert times.patience_s(TOOL) == pytest.approx(6.0, rel=0.01), "one that never ended says nothing of the longest"
+    assert times.patience_s(TOOL) == pytest.approx(6.0, rel=0.01), "one that never ended does not count"
 
 
 def test_kinds_seen_least_recently_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
