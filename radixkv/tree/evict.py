@@ -46,11 +46,12 @@ def evict_leaves(
             last_needed = spared.last_needed(left)
         is_spared = last_needed is not None and not (leaves and last_needed.n_retentions)
         if is_spared:
-            if n_required <= 0:
-                break
             assert last_needed is not None
             leaf = last_needed
-            n_most = min(n_required, len(leaf.pages) - spared.n_needed_earlier(leaf))
+            n_most = n_required if spared.is_waited_for(leaf) else n_pages
+            if n_most <= 0:
+                break
+            n_most = min(n_most, len(leaf.pages) - spared.n_needed_earlier(leaf))
             spared.pop_last_needed()
         elif leaves:
             index = policy.victim(leaves)

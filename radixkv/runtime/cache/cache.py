@@ -92,6 +92,10 @@ class PageCache:
         that none of them needs.
 
         The scheduler sets it: its queue ranks requests by this cache, and so is made after it."""
+        self.expected_prompts: Callable[[], Iterable[WaitingPrompt]] = tuple
+        """Returns the prompts that may be opened some time, in order, though no request with them waits.
+
+        Their pages are evicted before those of ``upcoming_prompts``, and after all others."""
         self.window_pages: WindowAllocator = NoWindowPages()
         """The pages of layers with windows, where these have pages of their own."""
         self.recurrent_states = self.tree.states
@@ -561,8 +565,10 @@ class PageCache:
         assert has_room, "the tree evicted fewer pages than it counts as evictable"
 
     def _evict(self, n_pages: int, quotas: Mapping[str, int] | None, *, n_required: int, n_beyond: int = 0) -> None:
-        waiting = self.upcoming_prompts()
-        for run in self.tree.evict(n_pages, quotas, n_beyond=n_beyond, waiting=waiting, n_required=n_required):
+        waiting, expected = self.upcoming_prompts(), self.expected_prompts()
+        for run in self.tree.evict(
+            n_pages, quotas, n_beyond=n_beyond, waiting=waiting, expected=expected, n_required=n_required
+        ):
             self.n_evicted += len(run.pages)
             self._give_back(run.namespace, run.pages)
 

@@ -169,8 +169,7 @@ class Pauses(Returns):
             elif rate > min_rate:
                 rates.append((rate, name))
         rates.sort(reverse=True)
-        self._order = [name for _, name in rates[:MAX_SPARED]]
-        self._ordered_at = now
+        self._order, self._ordered_at = [name for _, name in rates[:MAX_SPARED]], now
 
     def _give_up(self, name: str, age_s: float) -> None:
         pause = self._pauses.pop(name)

@@ -122,6 +122,9 @@ class Scheduler:
         )
         self._shared_prefixes = shared_prefixes
         cache.upcoming_prompts = self._next_prompts
+        for tier in (cache, tiers.host):
+            if tier is not None:
+                tier.expected_prompts = returns.next_prompts
         tiers.watch(self._next_prompts)
         self._clock = clock
         self.forecast = StepTimeForecast()
@@ -237,9 +240,8 @@ class Scheduler:
         return plan
 
     def _next_prompts(self) -> Iterator[WaitingPrompt]:
-        """Yields namespace and tokens of the requests that will look up their prefixes soon, in that order, then
-        those of conversations that are expected back."""
-        return chain(self.tiers.next_prompts(), self.waiting.next_prompts(), self.returns.next_prompts())
+        """Yields namespace and tokens of the requests that will look up their prefixes soon, in that order."""
+        return chain(self.tiers.next_prompts(), self.waiting.next_prompts())
 
     @property
     def _has_prompts(self) -> bool:
