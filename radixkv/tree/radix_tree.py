@@ -426,8 +426,9 @@ class RadixTree:
 
         First go pages that are neither retained nor needed by one of the prompts, in the policy's order; then
         needed pages, those of ``expected`` prompts before those of ``waiting`` ones, and those needed last first;
-        then retained pages; last, retained pages that are needed. The pages of a leaf go from its end. O(pages + log
-        leaves + groups) a run, a digest of each page before it that has none yet, and the cost of
+        then retained pages; last, retained pages that are needed. The pages of a leaf go from its end.
+
+        O(pages + log leaves + groups) a run, a digest of each page before it that has none yet, and the cost of
         ``SparedLeaves.update``.
 
         Args:
