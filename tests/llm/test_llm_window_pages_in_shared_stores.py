@@ -20,7 +20,7 @@ from test_llm_window_pages import (
 from test_llm_window_pages_in_tiers import CHATS, N_CHATS, N_SYSTEM, SMALL, SYSTEM, TURNS, served
 
 from radixkv import LLM
-from support.cases import rest_nightly
+from support.cases import covering, rest_nightly
 from support.fake_objects import FakeObjects
 
 __all__ = ["folder", "objects"]
@@ -34,7 +34,7 @@ def sharing(folder: Path, **settings: Any) -> LLM:
     return llm
 
 
-@pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(1, 2)), indirect=True)
+@pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(2,)), indirect=True)
 def test_engines_start_from_the_windows_of_each_other_with_the_bits_of_cold_prompts(
     folder: Path, objects: FakeObjects
 ) -> None:
@@ -59,8 +59,7 @@ def test_engines_start_from_the_windows_of_each_other_with_the_bits_of_cold_prom
 
 
 @of_gemma
-@pytest.mark.parametrize("what", ["window", "page"])
-@pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.parametrize(("what", "is_deleted"), covering(("window", "page"), (False, True)))
 def test_a_prompt_goes_on_from_an_earlier_window_if_an_object_is_damaged_or_deleted(
     folder: Path, objects: FakeObjects, what: str, is_deleted: bool
 ) -> None:

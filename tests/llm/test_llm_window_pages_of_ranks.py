@@ -71,9 +71,7 @@ def of_ranks(kept: int) -> pytest.MarkDecorator:
 
 
 @of_ranks(CASES.index(("gemma3", 2)))
-def test_ranks_have_the_bits_of_one_process_that_keeps_all_pages(
-    folder: Path, n_ranks: int
-) -> None:
+def test_ranks_have_the_bits_of_one_process_that_keeps_all_pages(folder: Path, n_ranks: int) -> None:
     """Hits, forks, choices and beams, one request after the other and all at once in a pool that is too small for
     them: tails are evicted and requests preempted."""
     inputs = prompts()

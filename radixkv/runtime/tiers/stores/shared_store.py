@@ -176,9 +176,7 @@ class SharedStore(IndexedStore):
             high = asked[n_found] if n_found < len(asked) else high
         return low
 
-    async def _find_state(
-        self, keys: Sequence[bytes], first: int, states: StateKeys
-    ) -> tuple[int, list[bytes]]:
+    async def _find_state(self, keys: Sequence[bytes], first: int, states: StateKeys) -> tuple[int, list[bytes]]:
         """Finds the deepest state behind ``first`` and more leading keys.
 
         Asks for a part of each group of positions, in rounds that double, then for the end of the states in each

@@ -251,14 +251,12 @@ def window_names(pages: Sequence[int], n_pages: int, ends: Iterable[int]) -> dic
 
 
 def look_up_window(store: SharedStore, pages: Sequence[int], first: int = 0) -> int:
-    """Looks pages and windows up; returns after how many pages the store is then known to have the deepest window."""
+    """Looks pages and windows up; returns after how many pages the deepest known window is."""
     keys = keys_of(pages)
     ticket = store.look_up(keys, first, WINDOWS)
     assert ticket is not None
     last = first + wait(store, ticket).n_pages
-    return WINDOWS.deepest(
-        keys, last, first, lambda key: store.run(pages := WINDOWS.all(key)) == len(pages)
-    )
+    return WINDOWS.deepest(keys, last, first, lambda key: store.run(pages := WINDOWS.all(key)) == len(pages))
 
 
 @examples(60)
