@@ -104,19 +104,19 @@ def test_window_pages_of_ranks_come_back_from_host_memory_and_after_a_restart_fr
     tiers: dict[str, Any] = {**TIERS, "cache_dir": str(tmp_path / "cache"), "cache_dir_size": "64MiB"}
     settings = {**SMALL, **tiers, "tensor_parallel_size": n_ranks}
     with one_process(folder, n_ranks) as llm:
-        chats, turns = ([bits(answers(llm, [one])[0]) for one in prompts] for prompts in (CHATS, TURNS))
+        chats, turns = ([bits(answers(llm, [one])[0]) for one in prompts] for prompts in (CHATS, TURNS[:2]))
     with opened(folder, **settings) as llm:
         assert has_window_pages(llm)
-        warm, n_cached = served(llm, [*CHATS, *TURNS, CHATS[0]])
+        warm, n_cached = served(llm, [*CHATS, *TURNS[:2], CHATS[0]])
         host = llm.get_metrics().host
     assert warm == [*chats, *turns, chats[0]]
-    assert n_cached == [0, *[N_SYSTEM] * 4, *N_CHATS, N_CHATS[0]]
+    assert n_cached == [0, *[N_SYSTEM] * 4, *N_CHATS[:2], N_CHATS[0]]
     assert host is not None
     assert (host.pages_loaded_total > 0, host.copies_failed_total) == (True, 0)
     with opened(folder, **settings) as llm:
-        again, n_again = served(llm, CHATS)
+        again, n_again = served(llm, CHATS[3:])
         disk = llm.get_metrics().disk
-    assert again == chats
-    assert n_again == N_CHATS
+    assert again == chats[3:]
+    assert n_again == N_CHATS[3:]
     assert disk is not None
     assert disk.pages_fetched_total > 0 == disk.pages_lost_total

@@ -71,8 +71,8 @@ MODELS = {
 def test_a_second_server_goes_on_from_the_states_of_the_first(
     name: str, s3: S3, start: Start, tmp_path: Path
 ) -> None:
-    """A model with recurrent layers, or with window pages: the whole prefix, an earlier state or window where a later
-    one is damaged, and the same tokens while the store is away."""
+    """A model with recurrent layers, or with window pages: the whole prefix, an earlier one where a later one is
+    damaged, and the same tokens while the store is away."""
     model = tmp_path / "hybrid"
     save_checkpoint(model, **MODELS[name])
     flags = ("--dtype", "float32", "--max-model-len", "1024")
