@@ -144,7 +144,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         for lookup in self._lookups.values():
             if lookup.key == keys[-1]:
                 return lookup
-        ticket = self.store.look_up(keys[first:], self._states)
+        ticket = self.store.look_up(keys, first, self._states)
         if ticket is None:
             return None
         self._lookups[ticket] = lookup = Lookup(keys[-1])
