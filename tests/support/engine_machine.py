@@ -278,6 +278,14 @@ class StatesEngineMachine(EngineMachine):
         self.actions.launch()
 
 
+OF_STATES = (
+    TenantConfig("a", min_page_share=0.3, max_page_share=0.6),
+    TenantConfig("b", min_page_share=0.2),
+    TenantConfig("c", cache_salt="shared"),
+)
+"""Tenants with shares of pages, and so of slots of states."""
+
+
 class RecurrentEngineMachine(StatesEngineMachine):
     """An engine of a model with recurrent layers, whose requests have no drafts."""
 
@@ -288,9 +296,17 @@ class RecurrentEngineMachine(StatesEngineMachine):
         policy=st.sampled_from(("lpm", "fcfs")),
         n_slots=st.sampled_from((0, 30, 150)),
         storage=st.sampled_from(STORAGES),
+        tenants=st.sampled_from(((), (), OF_STATES)),
     )
     def start(  # type: ignore[override]
-        self, page_size: int, n_pages: int, n_states: int, policy: str, n_slots: int, storage: str
+        self,
+        page_size: int,
+        n_pages: int,
+        n_states: int,
+        policy: str,
+        n_slots: int,
+        storage: str,
+        tenants: tuple[TenantConfig, ...],
     ) -> None:
         self.actions = Actions(
             n_pages,
@@ -299,6 +315,7 @@ class RecurrentEngineMachine(StatesEngineMachine):
             policy=policy,
             n_slots=n_slots,
             has_disk=n_slots > 0 and storage != "",
+            tenants=tenants,
         )
         self.actions.engine.store.is_shared = storage == "shared store"
         self.actions.engine.drafts.is_on = False

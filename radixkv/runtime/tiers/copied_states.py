@@ -116,7 +116,7 @@ class CopiedSlots(CopiedStates):
         self, lease: Lease, n_tokens: int, beside: Sequence[StatePlace] = (), *, spares_waiting: bool = False
     ) -> StatePlace | None:
         """See ``CopiedStates``."""
-        slot = self._states.reserve()
+        slot = self._states.reserve(lease.namespace)
         return None if slot is None else StatePlace(n_tokens, slot, {self._last_entry(n_tokens): slot})
 
     def attach(self, place: StatePlace, lease: Lease) -> State | None:
@@ -168,7 +168,7 @@ class CopiedTails(CopiedStates):
         table = self._windows.reserve_tail(self._cache, n_tokens, known, spares_waiting=spares_waiting)
         if table is None:
             return None
-        slot = self._states.reserve()
+        slot = self._states.reserve(lease.namespace)
         if slot is None:
             self._windows.close_copied(table)
             return None

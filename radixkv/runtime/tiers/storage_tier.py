@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.tiers.copied_states import copied_states
+from radixkv.runtime.tiers.copied_states import StatePlace, copied_states
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.storage_changes import StorageChanges
 from radixkv.runtime.tiers.stores.page_keys import KeyChain, StateKeys, namespace_key
@@ -153,7 +153,8 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     def begin_fetch(self, namespace: Namespace, tokens: bytes, n_tokens: int, n_device: int) -> Fetch | None:
         """Starts to read the pages of a prompt's first ``n_tokens`` that the host tier does not have. O(tokens).
 
-        If too few slots are available, only the leading pages are read that have one.
+        If too few slots are available, only the leading pages are read that have one; with states, those up to the
+        deepest state for which there is room.
 
         Args:
             namespace: the prompt's.
@@ -170,14 +171,18 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         blocks = self.host.open(namespace, tokens, is_hit=False, needs_state=False)
         first = blocks.n_leased
         n_available = max(0, self.host.n_available_to(namespace))
-        last = min(n_tokens // page_size, first + n_available)
-        state, has_room = None, last > max(first, n_device // page_size)
+        last, state = min(n_tokens // page_size, first + n_available), None
+        n_least = max(first, n_device // page_size)
         if (states := self.upper_states) is not None:
-            assert blocks.lease is not None
-            if states.n_pages_with(n_tokens // page_size - first) <= n_available:
-                state = states.reserve(blocks.lease, last * page_size)
-            has_room = state is not None
-        if not has_room or not self.host.reserve_copied(blocks, last):
+            (n_host,) = self.host.matches([(namespace, tokens)])  # it may have more pages, without a state
+            n_least = max(n_host, n_device) // page_size
+            last, state = self._reserve_state(blocks, tokens, n_least, n_available)
+            if last < first:
+                self.host.close(blocks)
+                whole = tokens[: last * page_size * TOKEN_BYTES]
+                blocks = self.host.open(namespace, whole, is_hit=False, needs_state=False)
+                first = blocks.n_leased
+        if last <= n_least or not self.host.reserve_copied(blocks, last):
             if state is not None and states is not None:
                 states.give_back(state)
             self.host.close(blocks)
@@ -328,6 +333,36 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             return keys
         last = (len(tokens) // TOKEN_BYTES - 1) // self.host.page_size  # a token is computed on the state
         return keys[: next(iter(self._states.ends(last)), 0)]
+
+    def _reserve_state(
+        self, blocks: BlockTable, tokens: bytes, n_least: int, n_available: int
+    ) -> tuple[int, StatePlace | None]:
+        """Makes room in the host tier for the deepest state of a prompt that fits there with the pages before it.
+
+        O(pages), and a question to the store for each part of states.
+
+        Args:
+            blocks: leases the pages that the host tier has.
+            tokens: the prompt, up to the end of what can be had.
+            n_least: pages after which the state must be.
+            n_available: pages that the host tier has room for.
+
+        Returns:
+            After how many pages the state is, and its place; 0 and None if none fits.
+        """
+        states, lease = self.upper_states, blocks.lease
+        assert states is not None
+        assert self._states is not None
+        assert lease is not None
+        keys = self._chain.keys(lease.namespace, tokens)
+        last = len(keys)
+        while last > n_least:
+            if states.n_pages_with(max(0, last - blocks.n_leased)) <= n_available:
+                state = states.reserve(lease, last * self.host.page_size)
+                if state is not None:
+                    return last, state
+            last = self._states.deepest(keys, last - 1, n_least, self._has_part)
+        return 0, None
 
     def _n_known(self, keys: Sequence[bytes], first: int) -> int:
         """Returns how many leading pages can be had of those that host tier and store are known to have.
