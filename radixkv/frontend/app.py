@@ -121,7 +121,7 @@ def build_app(
             add_embeddings_route(app, client, served_model)
         case "score":
             add_rerank_routes(app, client, served_model)
-    add_admin_routes(app, client, served_model, metrics, aliases)
+    add_admin_routes(app, client, served_model, metrics, aliases, diagnostics.counts)
     add_tokenize_routes(app, served_model)
     chats = {"/v1/messages": parse_messages_prompt, "/v1/responses": parse_responses_prompt}
     add_explain_route(app, client, served_model, chats, explain_contents=explain_contents)

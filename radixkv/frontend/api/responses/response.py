@@ -131,7 +131,7 @@ class ResponsesWriter:
         }
 
     def _diagnose(self) -> None:
-        """Compares the request with an earlier one, if it asks for that: its prompt is computed, and nothing sent."""
+        """Compares the request with an earlier one, if it asks for that: once, when its prompt is computed."""
         if self._diagnosis is not None:
             verdict = self._diagnosis.conclude(self._answer.n_cached)
             self._head["prompt_cache_diagnostics"] = diagnostics_field(verdict)
