@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,11 +72,9 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
     def n_common(self, other: Fingerprint) -> int:
         """Returns the leading tokens that both prompts have in common, in whole pages of equal size. O(pages)."""
-        mine, others = self.pages, other.pages
-        n_bytes = min(len(mine), len(others))
-        if mine[:n_bytes] != others[:n_bytes]:
-            n_bytes = next(at for at in range(n_bytes) if mine[at] != others[at])
-        return n_bytes // DIGEST_BYTES * self.page_size
+        n_pages = min(len(self.pages), len(other.pages)) // DIGEST_BYTES
+        ends = range(DIGEST_BYTES, (n_pages + 1) * DIGEST_BYTES, DIGEST_BYTES)
+        return self.page_size * bisect(ends, False, key=lambda end: self.pages[:end] != other.pages[:end])
 
 
 def _digest(value: object) -> bytes:
