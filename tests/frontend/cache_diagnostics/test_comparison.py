@@ -105,3 +105,11 @@ def test_breakpoints_and_lists_of_one_text_are_no_change() -> None:
     assert kept(message("Hi")) != kept(message("Hi", "system"))
     assert kept(message([part])) != kept(message([part, part])) != kept(message([part]), message([part]))
     assert kept({"role": "assistant", "content": None}) != kept({"role": "assistant", "content": ""})
+
+
+def test_a_history_that_is_rendered_otherwise_is_no_hit() -> None:
+    """As by a template that drops reasoning, though the cache had all that both prompts have in common."""
+    earlier = Asked("", (0, 0, 0), (1,), tuple(range(40)))
+    for n_equal, outcome in ((40, "same"), (37, "same"), (35, "unavailable"), (3, "unavailable")):
+        later = earlier._replace(messages=(1, 2), tokens=(*range(n_equal), *range(100, 160)))
+        assert compare(earlier.fingerprint(), later.fingerprint(), n_equal, 0).outcome == outcome
