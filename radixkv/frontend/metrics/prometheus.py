@@ -97,6 +97,7 @@ class Metrics:
         misses: MissCounts | None = None,
         n_restarts: int = 0,
         tensor_parallel_size: int = 1,
+        comparisons: Mapping[str, int] | None = None,
     ) -> bytes:
         """Renders Prometheus' text format. O(series).
 
@@ -107,6 +108,7 @@ class Metrics:
             misses: what requests did not find in the cache; None if nobody counts it.
             n_restarts: how often the runtime was started again.
             tensor_parallel_size: ranks of the model.
+            comparisons: requests that were compared with earlier ones, by the result; None if none can be.
         """
         durations = (self._first_token, self._next_token, self._whole, self._queue)
         restarts = {"runtime_restarts": (n_restarts, "Runtime processes started in place of dead ones.")}
@@ -136,6 +138,11 @@ class Metrics:
             text = "Requests that lacked a page or more, by the reason."
             counts.append(("cache_misses", text, "reason", n_requests))
             counts.append(("cache_miss_tokens", "Prompt tokens computed for these requests.", "reason", n_lost))
+        if comparisons is not None:
+            text = (
+                "Requests that named an earlier one, by what became of its prefix or the first part that changed."
+            )
+            counts.append(("cache_comparisons", text, "result", comparisons))
         families += [_labelled(CounterMetricFamily, *each) for each in counts]
         if aliases is not None:
             families += [*aliases.families(families), *aliases.derived(stats, self.stats_delta)]
