@@ -432,8 +432,8 @@ class RadixTree:
                 ``""``; who is left out loses none. None: there is no limit.
             n_beyond: the most pages to free in addition, where that ends the last leaf.
             waiting: prompts that will be looked up soon, the first one first.
-            n_required: how many of the pages must be freed although a waiting prompt needs them, if there are no
-                others; the rest is only freed of what none needs. None: all of them.
+            n_required: how many of the pages must be freed although a waiting prompt needs them or they are
+                retained, if there are no others; the rest is only freed of other pages. None: all of them.
         """
         runs: list[EvictedRun] = []
         self._spared.update(waiting)
