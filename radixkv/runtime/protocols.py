@@ -169,8 +169,8 @@ class Queue(Protocol):
     def candidates(self) -> Iterable[Request]:
         """Returns requests in the order in which to try to admit them, without those that are retried alone."""
 
-    def next_prompts(self) -> Iterator[WaitingPrompt]:
-        """Yields namespace and tokens of requests that will read the cache, those first that are admitted first."""
+    def next_requests(self) -> Iterator[Request]:
+        """Yields requests that will read the cache, those first that are admitted first."""
 
     def short(self, n_tokens: int, unfinished: Sequence[Request]) -> Iterable[Request]:
         """Returns requests with at most ``n_tokens`` to compute, which may overtake ``unfinished`` prompts."""
