@@ -443,6 +443,18 @@ class RadixTree:
             runs.append(run)
         return runs
 
+    def reserve_unneeded_state(self, waiting: Iterable[WaitingPrompt]) -> int | None:
+        """Takes a slot for a state that is at no node yet, as ``NodeStates.reserve`` does, and for it evicts no
+        state that a waiting prompt needs, or of a retained prefix. The cost of ``SparedLeaves.update``, and
+        O(states that stay)."""
+        assert self.states is not None
+        self._spared.update(waiting)
+        return self.states.reserve(
+            is_kept=lambda state: (
+                state.node is not None and (state.node.n_retentions > 0 or self._spared.n_needed(state.node) > 0)
+            )
+        )
+
     def continuation(self, lease: Lease, tail: bytes, n_tokens: int) -> bytes:
         """Returns up to ``n_tokens`` tokens by which cached sequences go on after a request's; changes nothing.
 

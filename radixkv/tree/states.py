@@ -113,13 +113,16 @@ class NodeStates:
         self._coming.add(state)
         return state
 
-    def reserve(self, *, spares_proven: bool = False) -> int | None:
+    def reserve(
+        self, *, spares_proven: bool = False, is_kept: Callable[[State], bool] = lambda state: False
+    ) -> int | None:
         """Takes a slot for a state that is at no node yet; None if none is free and no state can be evicted. O(1).
 
         Args:
             spares_proven: whether states that prompts have gone on from stay.
+            is_kept: which others stay.
         """
-        slot = self._take_slot(spares_proven=spares_proven)
+        slot = self._take_slot(spares_proven=spares_proven, is_kept=is_kept)
         if slot is not None:
             self._reserved.add(slot)
         return slot
@@ -211,16 +214,19 @@ class NodeStates:
             self._forest.lose_state(state.node)
             self.take_left()
 
-    def evict(self, *, spares_proven: bool = False) -> bool:
-        """Frees the slot of the next state to be evicted; False if there is none. O(1 + retained and held states).
+    def evict(self, *, spares_proven: bool = False, is_kept: Callable[[State], bool] = lambda state: False) -> bool:
+        """Frees the slot of the next state to be evicted; False if there is none.
+
+        O(1 + retained, held and kept states).
 
         Args:
             spares_proven: whether those that prompts have gone on from stay.
+            is_kept: which others stay.
         """
         first: State | None = None
         victim: State | None = None
         for state in self._by_use if spares_proven else chain(self._by_use, self._proven):
-            if not state.n_holds:
+            if not state.n_holds and not is_kept(state):
                 first = first or state
                 if state.node is None or not state.node.n_retentions:
                     victim = state
@@ -303,6 +309,9 @@ class NodeStates:
         node.state = State(slot, n_tokens, node, is_turn)
         return node.state
 
-    def _take_slot(self, *, spares_proven: bool = False) -> int | None:
+    def _take_slot(
+        self, *, spares_proven: bool = False, is_kept: Callable[[State], bool] = lambda state: False
+    ) -> int | None:
         self.take_left()
-        return self._free.pop() if self._free or self.evict(spares_proven=spares_proven) else None
+        has_slot = self._free or self.evict(spares_proven=spares_proven, is_kept=is_kept)
+        return self._free.pop() if has_slot else None

@@ -119,7 +119,7 @@ class Scheduler:
         )
         self._shared_prefixes = shared_prefixes
         cache.upcoming_prompts = self._next_prompts
-        tiers.watch(self._next_prompts)
+        tiers.watch(self._next_prompts, self.running.n_unclaimed)
         self._clock = clock
         self.forecast = StepTimeForecast()
         """The time of steps, for ``target_itl_ms``; it learns from what is recorded there."""

@@ -137,7 +137,9 @@ class FairQueue:
     def next_requests(self) -> Iterator[Request]:
         """Yields what ``WaitingQueue.next_requests`` does, of each tenant in turn, at most ``window`` of them."""
         in_turn = zip_longest(*(self._queues[name].next_requests() for name in self._turns))
-        return islice((request for requests in in_turn for request in requests if request is not None), self._window)
+        return islice(
+            (request for requests in in_turn for request in requests if request is not None), self._window
+        )
 
     def short(self, n_tokens: int, unfinished: Sequence[Request]) -> Iterator[Request]:
         """Yields requests that may overtake ``unfinished`` prompts, by ``WaitingQueue.short`` of each tenant.

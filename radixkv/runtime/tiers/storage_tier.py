@@ -19,6 +19,9 @@ from radixkv.wire.stats import DiskStats, SharedStoreStats
 
 _MAX_WRITTEN_BYTES = 256 << 20
 """See ``TierLink``."""
+_MAX_AHEAD_BYTES = 64 << 20
+"""Most bytes, or an eighth of the host tier, that are fetched at once for a prompt whose turn has not come: a fetch
+for one whose turn it is shares the rate with it."""
 
 
 @dataclass(slots=True)
@@ -150,7 +153,9 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         self._lookups[ticket] = lookup = Lookup(keys[-1])
         return lookup
 
-    def begin_fetch(self, namespace: Namespace, tokens: bytes, n_tokens: int, n_device: int) -> Fetch | None:
+    def begin_fetch(
+        self, namespace: Namespace, tokens: bytes, n_tokens: int, n_device: int, *, is_ahead: bool = False
+    ) -> Fetch | None:
         """Starts to read the pages of a prompt's first ``n_tokens`` that the host tier does not have. O(tokens).
 
         If too few slots are available, only the leading pages are read that have one.
@@ -160,6 +165,8 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             tokens: the prompt.
             n_tokens: length of its prefix in host tier and store together.
             n_device: length of its prefix on the device.
+            is_ahead: whether it is not the prompt's turn yet. Then it takes slots that nobody needs, and only so
+                many leading pages are read as have ``_MAX_AHEAD_BYTES``, where pages are of use without a state.
 
         Returns:
             None if there is no slot for a page that the device lacks; the cached prefix counts as used.
@@ -167,17 +174,22 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         page_size = self.host.page_size
         tokens = tokens[: n_tokens * TOKEN_BYTES]
         # The load that follows counts the hit.
-        blocks = self.host.open(namespace, tokens, is_hit=False, needs_state=False)
+        blocks = self.host.open(namespace, tokens, is_use=not is_ahead, is_hit=False, needs_state=False)
         first = blocks.n_leased
         n_available = max(0, self.host.n_available_to(namespace))
         last = min(n_tokens // page_size, first + n_available)
+        if is_ahead and self.upper_states is None:
+            last = min(last, first + max(1, min(_MAX_AHEAD_BYTES // self.store.page_bytes, self.host.n_pages // 8)))
+        reserve = self.host.reserve_unneeded if is_ahead else self.host.reserve_copied
         state, has_room = None, last > max(first, n_device // page_size)
         if (states := self.upper_states) is not None:
             assert blocks.lease is not None
             if states.n_pages_with(n_tokens // page_size - first) <= n_available:
-                state = states.reserve(blocks.lease, last * page_size)
+                reserve_state = states.reserve_unneeded if is_ahead else states.reserve
+                state = reserve_state(blocks.lease, last * page_size)
             has_room = state is not None
-        if not has_room or not self.host.reserve_copied(blocks, last):
+        has_room = has_room and (blocks.is_computed or not is_ahead)
+        if not has_room or not reserve(blocks, last):
             if state is not None and states is not None:
                 states.give_back(state)
             self.host.close(blocks)
