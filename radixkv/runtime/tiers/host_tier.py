@@ -334,11 +334,12 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             self.disk.flush()
         self.host.flush()
 
-    def stats(self, n_loading: int) -> HostStats:
+    def stats(self, n_loading: int, n_ahead: int, n_ahead_used: int) -> HostStats:
         """Returns the counters and gauges of the host tier. O(1).
 
         Args:
             n_loading: requests that wait for its pages.
+            n_ahead, n_ahead_used: pages loaded ahead since the start, and those of them that were of use.
         """
         return HostStats(
             n_slots=self.host.n_pages,
@@ -356,6 +357,8 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             compute_seconds_per_token=self.cost.compute_s_per_token,
             n_state_slots=self.copier.n_state_slots,
             n_state_slots_free=0 if self.host.recurrent_states is None else self.host.recurrent_states.n_free,
+            pages_loaded_ahead_total=n_ahead,
+            pages_loaded_ahead_used_total=n_ahead_used,
         )
 
     def check(self) -> None:

@@ -11,15 +11,14 @@ from radixkv.runtime.tiers.host_tier import CachedPrefixes, HostLoad, HostTier
 from radixkv.runtime.tiers.storage_tier import Fetch, Lookup
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
-WINDOW = 32
+WINDOW = 64
 """Prompts looked at in a round: those that are needed first. Ranking the queue takes as long as some 30 looks."""
 MAX_LOADED_BYTES = 512 << 20
 """No load begins while so many bytes, or an eighth of the device's pages, are being loaded ahead: a request whose
 turn it is has to wait for these copies. They take a hundredth of a second on a GPU."""
-_LOOKS_A_TURN = 2
-"""Prompts looked at in a turn for which nothing is to be copied now."""
 _MAX_HELD_PART = 4
-"""One fourth of the device's pages has what was loaded ahead and not used yet, at most."""
+"""One fourth of the pages of a tier has what was brought there ahead and not used yet, at most: more in the host
+tier would leave no room for what steps compute."""
 
 
 class NeededPrompt(Protocol):
@@ -48,11 +47,6 @@ class Brought:
     """Whether the disk may have more that is to be fetched ahead."""
     may_load: bool = True
     """Whether no load has failed."""
-
-    @property
-    def n_loaded(self) -> int:
-        """Tokens that were loaded to the device."""
-        return sum(last - first for first, last in self.loaded)
 
 
 class LoadAhead:
@@ -90,6 +84,8 @@ class LoadAhead:
         whose turn is this one, because it has waited for a copy."""
         self._next = 0
         """Index of the one that is looked at next."""
+        self._n_turns = 0
+        """Turns since the round began."""
         self._n_needed = 0
         """Pages that those before it lack on the device."""
         self._is_full = False
@@ -102,19 +98,22 @@ class LoadAhead:
         """Takes note of copies that have ended, and begins others.
 
         Beside the copies' own cost it takes a match with device and host tier, and O(tokens) once for a prompt
-        where there is a disk tier. After ``WINDOW`` prompts or fewer it takes the next round of them.
+        where there is a disk tier. A round of prompts lasts as many turns as it has prompts, at least.
 
         Args:
             may_begin: whether copies may begin: no request waits for one.
         """
-        self._take_finished()
+        if self._copies:
+            self._take_finished()
+        self._n_turns += 1
         if not may_begin:
             return
         if self._next >= len(self._round):
-            self._begin_round()
+            if self._n_turns > len(self._round):
+                self._begin_round()
             return  # those that are new may be admitted in this turn
-        n_looks = _LOOKS_A_TURN
-        while n_looks and self._next < len(self._round):
+        has_begun = True
+        while has_begun and self._next < len(self._round):
             prompt, key = self._round[self._next]
             if key and prompt.key is key:
                 n_copies = len(self._copies)
@@ -123,8 +122,10 @@ class LoadAhead:
                     break
                 n_pages = self._host_tier.device.pages_for(len(key) // TOKEN_BYTES)
                 self._n_needed += n_pages - cached.n_device // self._page_size
-                n_looks -= len(self._copies) == n_copies
+                has_begun = len(self._copies) > n_copies
             self._next += 1
+        if self._is_full and self._host_tier.disk is None:
+            self._next = len(self._round)
 
     def is_copying(self, prompt: NeededPrompt) -> bool:
         """Whether a copy for the prompt is in flight, or a lookup. O(1)."""
@@ -143,13 +144,16 @@ class LoadAhead:
         """
         brought = self._brought.pop(prompt, None)
         if brought is not None:
-            n_used = sum(max(0, min(last, n_found) - first) for first, last in brought.loaded)
-            self.n_used += n_used // self._page_size
+            self.n_used += self._n_pages([[(first, min(last, n_found)) for first, last in brought.loaded]])
         return brought
 
     @property
     def _page_size(self) -> int:
         return self._host_tier.device.page_size
+
+    def _n_pages(self, ranges: Iterable[list[tuple[int, int]]]) -> int:
+        """Returns the pages of ranges of positions."""
+        return sum(max(0, last - first) for one in ranges for first, last in one) // self._page_size
 
     def _take_finished(self) -> None:
         for prompt, copy in list(self._copies.items()):
@@ -173,7 +177,7 @@ class LoadAhead:
             prompt: brought for prompt, brought in self._brought.items() if prompt.key or prompt in self._copies
         }
         self._round = [(prompt, prompt.key) for prompt in islice(self._prompts(), WINDOW)]
-        self._next = self._n_needed = 0
+        self._next = self._n_turns = self._n_needed = 0
         self._is_full = False
 
     def _bring(self, prompt: NeededPrompt, cached: CachedPrefixes) -> bool:
@@ -185,7 +189,7 @@ class LoadAhead:
             return True
         device, has_states = self._host_tier.device, self._host_tier.upper_states is not None
         n_unclaimed = self.n_unclaimed(prompt.namespace) - self._n_needed
-        n_held = sum(one.n_loaded for one in self._brought.values()) // self._page_size
+        n_held = self._n_pages(one.loaded for one in self._brought.values())
         n_in_flight = sum(copy.n_pages for copy in self._copies.values() if not isinstance(copy, (Fetch, Lookup)))
         n_all = cached.n_beyond_device // self._page_size
         n_pages = min(n_all, n_unclaimed, self._max_held - n_held - n_in_flight)
@@ -212,7 +216,8 @@ class LoadAhead:
             if max(cached.n_device, cached.n_host) >= len(prompt.key) // page_bytes * self._page_size:
                 return False
             brought = self._brought[prompt] = Brought()
-        if not brought.may_fetch:
+        n_held = self._n_pages(one.fetched for one in self._brought.values())
+        if not brought.may_fetch or n_held >= self._host_tier.host.n_pages // _MAX_HELD_PART:
             return False
         copy = self._host_tier.find_fetch(
             prompt.namespace, prompt.key, cached, looks_up=not brought.is_looked_up, is_ahead=True

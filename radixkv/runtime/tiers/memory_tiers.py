@@ -347,7 +347,9 @@ class MemoryTiers(Tiers):
     def stats(self) -> tuple[HostStats | None, DiskStats | None]:
         """Returns the counters and gauges of host tier and disk tier. O(1)."""
         disk = self._host_tier.disk
-        return self._host_tier.stats(len(self)), None if disk is None else disk.stats()
+        return self._host_tier.stats(
+            len(self), self._ahead.n_loaded, self._ahead.n_used
+        ), None if disk is None else disk.stats()
 
     def changes(self) -> list[TierChanges]:
         """Begins to record the changes of host tier and disk tier; returns their sources. O(1)."""
