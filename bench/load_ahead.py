@@ -1,11 +1,11 @@
 """Requests that find their pages in host memory or on disk while they wait, with and without loads ahead.
 
-Time is virtual. Chats of several turns share a pool that holds a part of them; the rest is in host memory, or on
-disk with ``--disk-pages`` and few ``--host-pages``. Scheduler, caches and tiers are the server's; the times of steps
-are those of ``modelled_steps.py``, an 8B model in bfloat16 on an H200, and copies take a time a page, one after
-another. Prints a JSON line for each ``--window``, the prompts that are looked at in a round (0: nothing is loaded
-ahead): time to first token, throughput, tokens that were cached and loaded, and pages that were loaded ahead and of
-use.
+Time is virtual. Chats of several turns share a pool that holds a part of them; the rest is in host memory, or
+on disk with ``--disk-pages`` and few ``--host-pages``. Scheduler, caches and tiers are the server's. The times
+of steps are those of ``modelled_steps.py``, an 8B model in bfloat16 on an H200; copies take a time a page, one
+after another. Prints a JSON line for each ``--window``, the prompts that are looked at in a round (0: nothing
+is loaded ahead): time to first token, throughput, tokens that were cached and loaded, and pages that were
+loaded ahead and of use.
 
 ``--queue N`` measures what it costs instead: the processor time of a turn of the tiers while N requests wait that
 have nothing to load.

@@ -58,8 +58,8 @@ class LoadAhead:
 
     Pages go where nobody needs room sooner: into free pages, or in place of cached ones that no waiting prompt
     needs and that are not pinned, beside what running and loading requests and the prompts before it still need.
-    What was loaded is an ordinary cached sequence, and not used until a request uses it: without that it is evicted
-    first. So nothing has to be undone when a request is aborted, and no lease outlives a copy.
+    What was loaded is an ordinary cached sequence. A wait is no use of it: it is as old as the prefix before it. So
+    nothing has to be undone when a request is aborted, and no lease outlives a copy.
 
     Args:
         host_tier: makes the copies.

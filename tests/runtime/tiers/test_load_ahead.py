@@ -100,10 +100,9 @@ def test_requests_that_start_at_once_load_for_themselves() -> None:
 
 
 @pytest.mark.parametrize("finishes", [False, True])
-def test_an_abort_leaves_pages_that_are_evicted_first(finishes: bool) -> None:
+def test_an_abort_leaves_ordinary_cached_pages(finishes: bool) -> None:
     engine = waiting_engine()
     engine.finishes_copies = False
-    used = prompt(40, first=50)
     (request,) = queue(engine, range(1))
     while not loads(engine):
         engine.turn()
@@ -114,26 +113,24 @@ def test_an_abort_leaves_pages_that_are_evicted_first(finishes: bool) -> None:
     engine.finishes_copies = True
     engine.run()
     assert on_device(engine)[0] == N_TOKENS, "it stays cached"
-    engine.serve(used, max_tokens=1)
-    engine.serve(prompt(150, first=60), max_tokens=1)
-    assert on_device(engine)[0] < N_TOKENS
-    assert engine.n_cached(used) == 40
+    evict_all(engine.cache)
     assert ahead(engine) == (4, 0)
     engine.run_to_the_end()
 
 
-def test_no_page_goes_that_a_waiting_prompt_needs_or_that_is_pinned() -> None:
-    """The pool is full of them, of what the row will need, and of one sequence that nobody waits for."""
-    needed, pinned, cold = prompt(32, first=50), prompt(24, first=51), prompt(32, first=52)
-    engine = waiting_engine(4, n_pages=24, schedule_policy="fcfs", cached=(needed, pinned, cold))
+@pytest.mark.parametrize(("n_cold", "is_loaded"), [(12, True), (8, False)])
+def test_no_page_goes_that_a_waiting_prompt_needs_or_that_is_pinned(n_cold: int, *, is_loaded: bool) -> None:
+    """The pool is full of them, but for one page, and of a sequence that nobody waits for."""
+    needed, pinned, cold = prompt(32, first=50), prompt(16, first=51), prompt(n_cold, first=52)
+    n_pages = 1 + (len(needed) + len(pinned) + n_cold) // 4 + 1
+    engine = waiting_engine(4, n_pages=n_pages, schedule_policy="fcfs", cached=(needed, pinned, cold))
     engine.pins.pin(Namespace(), token_bytes(pinned), 1000.0)
-    waiting = engine.add([*needed, 93], max_tokens=1, uses_tiers=False)
-    queue(engine, range(4))
+    assert engine.cache.tree.retentions.n_pages == 4
+    queue(engine, range(1))
+    engine.add([*needed, 93], max_tokens=1, uses_tiers=False)
     advance(engine)
-    assert engine.n_cached(needed) == 32
-    assert engine.n_cached(pinned) == 24
-    assert (engine.n_cached(cold), on_device(engine)) == (12, [N_TOKENS, 8, 0, 0])
-    assert waiting.phase is Phase.WAITING
+    assert (engine.n_cached(needed), engine.n_cached(pinned)) == (32, 16)
+    assert on_device(engine)[0] == (N_TOKENS if is_loaded else 8)
 
 
 def test_nothing_is_loaded_into_pages_that_running_requests_need() -> None:
@@ -152,13 +149,19 @@ def test_nothing_is_loaded_into_pages_that_running_requests_need() -> None:
 
 def test_a_load_for_a_request_whose_turn_it_is_has_the_link_alone() -> None:
     engine = waiting_engine(4, max_num_seqs=2, finishes_copies=False)
-    first, *_ = queue(engine, range(4))
+    (first,) = queue(engine, range(1))
     engine.turn()
     assert first.phase is Phase.LOADING
-    assert loads(engine) == 4, "each of them might have the free row"
+    engine.add(prompt(6, first=80), max_tokens=40)
+    engine.turn()
+    queue(engine, range(1, 4))
+    engine.turn(6)
+    assert loads(engine) == 1
     engine.finishes_copies = True
+    engine.turn(12)
+    assert on_device(engine) == [N_TOKENS] * 4
     engine.run_to_the_end()
-    assert ahead(engine) == (0, 0)
+    assert ahead(engine) == (12, 12)
 
 
 def test_a_request_whose_turn_comes_joins_the_load_that_has_begun_for_it() -> None:
