@@ -17,8 +17,8 @@ MAX_LOADED_BYTES = 512 << 20
 """No load begins while so many bytes, or an eighth of the device's pages, are being loaded ahead: a request whose
 turn it is has to wait for these copies. They take a hundredth of a second on a GPU."""
 _MAX_HELD_PART = 4
-"""One fourth of the pages of a tier has what was brought there ahead and not used yet, at most: more in the host
-tier would leave no room for what steps compute."""
+"""One fourth of the pages of a tier has what was brought there ahead and not used yet, at most: the rest is for
+what steps compute."""
 
 
 class NeededPrompt(Protocol):
