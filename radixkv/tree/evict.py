@@ -49,10 +49,12 @@ def evict_leaves(
             leaf = last_needed
             n_most = min(n_required, len(leaf.pages) - spared.n_needed_earlier(leaf))
             spared.pop_last_needed()
-        elif leaves:
+        elif leaves and (n_required > 0 or not leaves[0].n_retentions):
             index = policy.victim(leaves)
             leaf = leaves[index]
             n_most = len(leaf.pages) - (spared.n_needed(leaf) if is_sparing else 0)
+            if leaf.n_retentions:
+                n_most = min(n_required, n_most)
         else:
             break
         group = forest.evictable.group_of(leaf)

@@ -132,7 +132,13 @@ class NodeStates:
         self._coming.add(state)
         return state
 
-    def reserve(self, namespace: Namespace, *, spares_proven: bool = False) -> int | None:
+    def reserve(
+        self,
+        namespace: Namespace,
+        *,
+        spares_proven: bool = False,
+        may_evict: Callable[[State], bool] = lambda state: True,
+    ) -> int | None:
         """Takes a slot for a state that is at no node yet; None if none is free and no state can be evicted.
 
         Costs what ``evict`` does if it evicts.
@@ -140,8 +146,9 @@ class NodeStates:
         Args:
             namespace: whose prompt the state is of.
             spares_proven: whether states that prompts have gone on from stay.
+            may_evict: whether a state may be evicted at all.
         """
-        slot = self._take_slot(namespace, spares_proven=spares_proven)
+        slot = self._take_slot(namespace, spares_proven=spares_proven, may_evict=may_evict)
         if slot is not None:
             self._reserved.add(slot)
         return slot
@@ -339,20 +346,30 @@ class NodeStates:
         node.state = State(slot, n_tokens, node, is_turn)
         return node.state
 
-    def _take_slot(self, namespace: Namespace, *, spares_proven: bool = False) -> int | None:
+    def _take_slot(
+        self,
+        namespace: Namespace,
+        *,
+        spares_proven: bool = False,
+        may_evict: Callable[[State], bool] = lambda state: True,
+    ) -> int | None:
         """Takes a slot, of another state if none is free or the group is at its cap."""
         self.take_left()
         group = namespace.group
         n_of, floors, cap = self._n_of, self._floors, self._caps.get(group)
         if cap is not None and n_of[group] >= cap:
-            self.evict(spares_proven=spares_proven, may_evict=lambda state: self._groups[state.slot] == group)
+            self.evict(
+                spares_proven=spares_proven,
+                may_evict=lambda state: self._groups[state.slot] == group and may_evict(state),
+            )
             if n_of[group] >= cap:
                 return None
         elif not self._free:
             self.evict(
                 spares_proven=spares_proven,
                 may_evict=lambda state: (
-                    (owner := self._groups[state.slot]) == group or n_of[owner] > floors.get(owner, 0)
+                    ((owner := self._groups[state.slot]) == group or n_of[owner] > floors.get(owner, 0))
+                    and may_evict(state)
                 ),
             )
         if not self._free:

@@ -263,6 +263,10 @@ class StatesEngineMachine(EngineMachine):
     def lose(self, which: int) -> None:
         self.actions.lose(which)
 
+    @rule(base=small, n_turns=st.integers(1, 6), n_copies=st.integers(0, 3), evicts_slots=st.booleans())
+    def return_in_a_queue(self, base: int, n_turns: int, n_copies: int, evicts_slots: bool) -> None:
+        self.actions.return_in_a_queue(base, n_turns, n_copies, evicts_slots=evicts_slots)
+
     @rule(which=small)
     def make_unknown(self, which: int) -> None:
         self.actions.make_unknown(which)
@@ -446,6 +450,12 @@ class TieredEngineMachine(EngineMachine):
         self.actions.evict(self.actions.engine.n_pages)
         self.actions.add(base, 40, [1], RequestOptions(), twice=True)
         self.actions.launch()
+
+    @rule(base=small, n_turns=st.integers(1, 6), n_copies=st.integers(0, 3), evicts_slots=st.booleans())
+    def return_in_a_queue(self, base: int, n_turns: int, n_copies: int, evicts_slots: bool) -> None:
+        """Serves all requests, evicts the device, and adds known prompts that wait for rows: copies begin before it
+        is their turn."""
+        self.actions.return_in_a_queue(base, n_turns, n_copies, evicts_slots=evicts_slots)
 
 
 class DiskEngineMachine(TieredEngineMachine):

@@ -358,6 +358,14 @@ def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
         "host_prefix_cache_hits": (cache_use.n_loaded, "Part of prefix_cache_hits: loaded from the host tier."),
         "host_hits_computed": (host.hits_computed_total, "Hits in the host tier that were faster to compute."),
         "host_pages_loaded": (host.pages_loaded_total, "Pages copied from the host tier to the device."),
+        "host_pages_loaded_ahead": (
+            host.pages_loaded_ahead_total,
+            "Part of host_pages_loaded: copied while the requests that need them waited for their turn.",
+        ),
+        "host_pages_loaded_ahead_used": (
+            host.pages_loaded_ahead_used_total,
+            "Those of them that were on the device when the turn of their requests came.",
+        ),
         "host_pages_stored": (host.pages_stored_total, "Pages copied from the device to the host tier."),
         "host_pages_evicted": (host.pages_evicted_total, "Pages evicted from the host tier."),
         "host_load_seconds": (host.load_seconds, "Time of the copies to the device."),
