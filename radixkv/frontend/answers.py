@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +17,7 @@ from radixkv.frontend.field_names import naming_answer_format
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.sse import DONE_EVENT, EventStream
 from radixkv.frontend.in_flight import TokenDelta, is_slow_to_render, without_output
+from radixkv.frontend.miss_report import miss_fields
 from radixkv.frontend.request_group import RequestGroup
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import RenderedT, TokenRenderer
@@ -220,13 +221,22 @@ class SingleAnswer(PromptAnswers[None]):
     def __init__(
         self, chat: Chat, prompt: ChatPrompt, client: EngineClient, served_model: ServedModel, arrived: Arrival
     ) -> None:
-        super().__init__(prompt.submit, served_model, chat=prompt)
+        super().__init__(prompt.submit, served_model, chat=prompt, generates=prompt.generates)
         self.id = prompt.submit.id
         """Identifies the request, also in the log; of hexadecimal digits."""
         self.ends_with_context = prompt.ends_with_context
         """Whether an answer that ends by its length has filled the context."""
+        self.cache_miss: dict[str, Any] | None = None
+        """Why the prompt was not cached further, known at the end; None if it lacked less than a page."""
+        self._tokenizer = served_model.tokenizer
         self._answers = Answers([self], client, arrived, chat.format_field)
         self._page_size = served_model.ready.page_size
+
+    def absorb(self, delta: TokenDelta) -> OutputDelta[None]:
+        """See ``PromptAnswers.absorb``."""
+        if delta.done is not None and delta.done.miss is not None:
+            self.cache_miss = miss_fields(delta.done.miss, self._tokenizer)
+        return super().absorb(delta)
 
     @property
     def n_output(self) -> int:

@@ -30,6 +30,7 @@ from radixkv.frontend.api.server_info import add_server_info_routes
 from radixkv.frontend.api.sglang.routes import add_generate_route
 from radixkv.frontend.api.tokenize import add_tokenize_routes
 from radixkv.frontend.api.ui.routes import add_ui_routes
+from radixkv.frontend.cache_diagnostics.diagnosis import CacheDiagnostics
 from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.auth import ApiKeyRequired, LocalOnly
 from radixkv.frontend.http.body import BodyReader, name_misspelt_fields
@@ -108,18 +109,19 @@ def build_app(
             Exception: _render_fault,
         },
     )
+    diagnostics = CacheDiagnostics(served_model.ready.state_block_tokens)
     add_models_routes(app, served_model)
     match served_model.task:
         case "generate":
             add_openai_routes(app, client, served_model)
-            add_responses_route(app, client, served_model)
-            add_messages_routes(app, client, served_model)
+            add_responses_route(app, client, served_model, diagnostics)
+            add_messages_routes(app, client, served_model, diagnostics)
             add_generate_route(app, client, served_model)
         case "embed":
             add_embeddings_route(app, client, served_model)
         case "score":
             add_rerank_routes(app, client, served_model)
-    add_admin_routes(app, client, served_model, metrics, aliases)
+    add_admin_routes(app, client, served_model, metrics, aliases, diagnostics.counts)
     add_tokenize_routes(app, served_model)
     chats = {"/v1/messages": parse_messages_prompt, "/v1/responses": parse_responses_prompt}
     add_explain_route(app, client, served_model, chats, explain_contents=explain_contents)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from radixkv.errors import ContextLengthExceeded, InvalidRequest, context_length_exceeded
+from radixkv.errors import ContextLengthExceeded, InvalidRequest, UnsupportedFeature, context_length_exceeded
 from radixkv.frontend.field_names import naming_fields
 from radixkv.frontend.kept_answers import AnswerKeeper
 from radixkv.frontend.prompt_encoding import EncodedConversation, PromptEncoder
@@ -19,11 +19,17 @@ from radixkv.frontend.prompt_pins import breakpoint_pins, check_breakpoints
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.chat_rendering import render_chat
 from radixkv.generation.models import GenerationModel
-from radixkv.generation.params import check_n_prompt_logprobs, clamp_max_tokens, request_sampling_params
+from radixkv.generation.params import (
+    check_n_prompt_logprobs,
+    clamp_max_tokens,
+    max_tokens_of_prompt_only,
+    request_sampling_params,
+)
 from radixkv.generation.tools import SkippedTool, ToolUse, parse_tool_use
 from radixkv.text.template_budget import BudgetExceeded, OperationBudget
 from radixkv.wire.messages import PromptPin, Submit
 from radixkv.wire.request_limits import MAX_PINS, check_cache_salt, check_expected_pause
+from radixkv.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from radixkv.generation.parsers.answer_parser import AnswerParser
@@ -59,7 +65,8 @@ class Chat:
     """The field that sets ``max_tokens``, which the error names if the context has less room. None: ``max_tokens``
     is then reduced to the room, without an error."""
     field_names: Mapping[str, str] = field(default_factory=dict)
-    """The request's names of ``messages``, ``max_tokens`` and fields of ``SamplingParams``, where they differ."""
+    """The request's names of ``messages``, ``max_tokens`` and fields of ``SamplingParams``, where they differ, and
+    of ``prewarm``, by which it sets ``generates`` to False."""
     format_field: str = "tools"
     """The field that says what the answer must match; ``tools`` if only calls must match something."""
     add_generation_prompt: bool | None = None
@@ -86,6 +93,8 @@ class Chat:
     """How long it will be until the next turn, in seconds; 0: there is none. None: that is learnt."""
     prediction: str = ""
     """What the client expects the answer to be, or to be like."""
+    generates: bool = True
+    """False: only the prompt is computed, for the cache; what limits the answer does not count."""
 
     def tool_use(self) -> ToolUse:
         """Checks and returns the tools. Raises ``InvalidRequest``."""
@@ -107,6 +116,8 @@ class ChatPrompt:
     splits_reasoning: bool
     ends_with_context: bool = False
     """Whether an answer of the greatest length ends because the context does, and not by the request's limit."""
+    generates: bool = True
+    """False leaves out the token that had to be generated, because only the prompt is wanted."""
     keeper: AnswerKeeper | None = None
     """Keeps the answers for later turns; None if they are not kept."""
 
@@ -129,10 +140,15 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
     served_model.check_tools(tools)
     with naming_fields(chat.field_name):
         check_breakpoints(chat.messages, chat.breakpoint_ttl_s)
-        sampling = request_sampling_params(chat.sampling, chat.max_tokens, served_model)
+        if chat.generates:
+            sampling = request_sampling_params(chat.sampling, chat.max_tokens, served_model)
+        else:
+            _check_caching(served_model)
+            sampling = SamplingParams(max_tokens=max_tokens_of_prompt_only(None))
     text = await _text(chat, tools, served_model)
-    with naming_fields(chat.field_name):
-        sampling = served_model.constrained(sampling, text, tools, chat.variables)
+    if chat.generates:
+        with naming_fields(chat.field_name):
+            sampling = served_model.constrained(sampling, text, tools, chat.variables)
     encoder = _encoder(chat, served_model, tenant)
     encoded = await _encode(text, encoder)
     n_prompt, room = len(encoded.tokens) // 4, served_model.max_prompt_and_answer - len(encoded.tokens) // 4
@@ -140,7 +156,7 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
     max_tokens_field = None if chat.max_tokens is None else chat.max_tokens_field
     sampling = clamp_max_tokens(sampling, served_model, n_prompt, max_tokens_field, chat.field_name("messages"))
     name = uuid.uuid4().hex
-    keeper = encoded.open_keeper(name)
+    keeper = encoded.open_keeper(name) if chat.generates else None
     submit = Submit(
         id=name,
         tokens=encoded.tokens,
@@ -152,11 +168,13 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
         session_id=chat.session_id,
         prediction=await _prediction(chat, served_model, tenant),
         may_pause=served_model.learns_pauses and keeper is not None and sampling.n == 1,
-        resumes=encoded.turn,
+        resumes=encoded.turn if chat.generates else "",
         expected_pause_s=chat.expected_pause_s,
     )
+    if not chat.generates:
+        return ChatPrompt(submit, text, tools, chat.splits_reasoning, generates=False)
     ends_with_context = sampling.max_tokens == room != chat.max_tokens
-    return ChatPrompt(submit, text, tools, chat.splits_reasoning, ends_with_context, keeper)
+    return ChatPrompt(submit, text, tools, chat.splits_reasoning, ends_with_context, keeper=keeper)
 
 
 async def prompt_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> bytes:
@@ -216,6 +234,15 @@ async def _text(chat: Chat, tools: ToolUse, served_model: ServedModel) -> str:
             with contextlib.suppress(BudgetExceeded):
                 return render(budget=OperationBudget(_MAX_INLINE_OPERATIONS, _MAX_INLINE_S))
         return await served_model.one_at_a_time.run(render)
+
+
+def _check_caching(served_model: ServedModel) -> None:
+    if not served_model.caches_prompts:
+        raise UnsupportedFeature(
+            "a prompt cannot be computed for the cache by a server that caches none; start it without "
+            "--no-enable-prefix-caching",
+            param="prewarm",
+        )
 
 
 def _check_count(n_messages: int, limit: int) -> None:

@@ -214,6 +214,11 @@ class RuntimeClient:
         """Returns what requests that ended since the last call did not find in the cache."""
         return self._misses.take_recent()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight, and no group that has begun will send more."""
+        return self._idle.is_set()
+
     async def idle(self) -> None:
         """Waits until nothing is in flight, and no group that has begun will send more."""
         await self._idle.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -88,6 +88,10 @@ class ServedModel(GenerationModel):
         if self.tokenizer is None or not self.caches_prompts:
             return None
         return KeptAnswers.create(self.tokenizer, self.eos_token_ids)
+
+    def without_nonces(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Returns messages as the template gets them, and counts no nonce. O(messages)."""
+        return messages if self.nonce_filter is None else NonceFilter().remove(messages)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ class PromptCacheOptions(msgspec.Struct):
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: str | None = None
+    comparison_response_id: str | None = None
+    prewarm: bool | None = None
 
     def __post_init__(self) -> None:
         parse_ttl(self.ttl_or_default, "prompt_cache_options")
@@ -34,8 +36,12 @@ class PromptCacheOptions(msgspec.Struct):
 
     @property
     def pin_s(self) -> float | None:
-        """How long the whole prompt is pinned, in seconds; None if only its breakpoints are."""
-        return None if self.mode == "explicit" else self.ttl_s
+        """How long the whole prompt is pinned, in seconds; None if only its breakpoints are.
+
+        A comparison alone asks for no pin: it changes nothing in the cache.
+        """
+        is_only_comparison = self.comparison_response_id is not None and not (self.mode or self.ttl or self.prewarm)
+        return None if self.mode == "explicit" or is_only_comparison else self.ttl_s
 
 
 class SharedSampling(msgspec.Struct, kw_only=True):

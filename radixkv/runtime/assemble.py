@@ -160,6 +160,7 @@ def assemble_loop(
         holds_whole_requests=not holds_any_length(cache, limits.max_num_batched_tokens),
         has_drafts=scheduler.drafts.stats() is not None,
         tensor_parallel_size=executor.n_ranks,
+        state_block_tokens=0 if cache.tree.states is None else cache.tree.states.block_tokens,
     )
     if tenants:
         from radixkv.runtime.tenants.tenant_pages import check_longest_request

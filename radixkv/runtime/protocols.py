@@ -169,8 +169,8 @@ class Queue(Protocol):
     def candidates(self) -> Iterable[Request]:
         """Returns requests in the order in which to try to admit them, without those that are retried alone."""
 
-    def next_prompts(self) -> Iterator[WaitingPrompt]:
-        """Yields namespace and tokens of requests that will read the cache, those first that are admitted first."""
+    def next_requests(self) -> Iterator[Request]:
+        """Yields requests that will read the cache, those first that are admitted first."""
 
     def short(self, n_tokens: int, unfinished: Sequence[Request]) -> Iterable[Request]:
         """Returns requests with at most ``n_tokens`` to compute, which may overtake ``unfinished`` prompts."""
@@ -452,8 +452,16 @@ class Tiers:
         """Whether pages are being copied for which requests may wait."""
         return False
 
-    def watch(self, waiting: Callable[[], Iterable[WaitingPrompt]]) -> None:
-        """Takes what yields the prompts that will be looked up soon, the first one first. Call it once."""
+    def watch(
+        self, waiting: Callable[[], Iterable[WaitingPrompt]], n_unclaimed: Callable[[Namespace], int]
+    ) -> None:
+        """Takes what tells of the needs of others. Call it once.
+
+        Args:
+            waiting: yields the prompts that will be looked up soon, the first one first.
+            n_unclaimed: returns how many pages of the device a namespace's owner can have beside what running and
+                loading requests need.
+        """
 
     def offer(self, namespace: Namespace, tokens: bytes, on_stored: Callable[[Namespace, bytes], None]) -> None:
         """Offers a sequence to the host tier, whatever its policy; calls ``on_stored`` once it is there."""

@@ -48,15 +48,18 @@ def evict_leaves(
         if is_spared:
             assert last_needed is not None
             leaf = last_needed
-            n_most = n_required if spared.is_waited_for(leaf) else n_pages
+            is_required = spared.is_waited_for(leaf) or leaf.n_retentions
+            n_most = n_required if is_required else n_pages
             if n_most <= 0:
                 break
             n_most = min(n_most, len(leaf.pages) - spared.n_needed_earlier(leaf))
             spared.pop_last_needed()
-        elif leaves:
+        elif leaves and (n_required > 0 or not leaves[0].n_retentions):
             index = policy.victim(leaves)
             leaf = leaves[index]
             n_most = len(leaf.pages) - (spared.n_needed(leaf) if is_sparing else 0)
+            if leaf.n_retentions:
+                n_most = min(n_required, n_most)
         else:
             break
         group = forest.evictable.group_of(leaf)

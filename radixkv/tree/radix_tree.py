@@ -438,8 +438,8 @@ class RadixTree:
             n_beyond: the most pages to free in addition, where that ends the last leaf.
             waiting: prompts that will be looked up soon, the first one first.
             expected: prompts that may be looked up, the first one first.
-            n_required: how many of the pages must be freed although a waiting prompt needs them, if there are no
-                others; the rest is only freed of what none needs. None: all of them.
+            n_required: how many of the pages must be freed although a waiting prompt needs them or they are
+                retained, if there are no others; the rest is only freed of other pages. None: all of them.
         """
         runs: list[EvictedRun] = []
         self._spared.update(waiting, expected)
@@ -451,6 +451,19 @@ class RadixTree:
         if ages:
             self.evicted_age_s = self._use_times.seconds_since(ages[-1])
         return runs
+
+    def reserve_unneeded_state(self, namespace: Namespace, waiting: Iterable[WaitingPrompt]) -> int | None:
+        """Takes a slot for a state that is at no node yet, as ``NodeStates.reserve`` does, and for it evicts no
+        state that a waiting prompt needs, or of a retained prefix. The cost of ``SparedLeaves.update``, and
+        O(states that stay)."""
+        assert self.states is not None
+        self._spared.update(waiting)
+        return self.states.reserve(
+            namespace,
+            may_evict=lambda state: (
+                state.node is None or not (state.node.n_retentions or self._spared.n_needed(state.node))
+            ),
+        )
 
     def continuation(self, lease: Lease, tail: bytes, n_tokens: int) -> bytes:
         """Returns up to ``n_tokens`` tokens by which cached sequences go on after a request's; changes nothing.

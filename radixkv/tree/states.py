@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from math import lcm
 
@@ -55,6 +55,12 @@ class NodeStates:
         """The slots of states that are at no node yet."""
         self._held: set[State] = set()
         """Those that have left the tree and are held."""
+        self._groups: dict[int, str] = {}
+        """The group of the namespace that has each taken slot."""
+        self._n_of: Counter[str] = Counter()
+        """How many slots each group has."""
+        self._floors: Mapping[str, int] = {}
+        self._caps: Mapping[str, int] = {}
         self.on_left: Callable[[State], None] = lambda state: None
         """Is called with each state that leaves the tree, once its slot is free."""
 
@@ -63,6 +69,19 @@ class NodeStates:
         yield from self._by_use
         yield from self._proven
         yield from self._coming
+
+    def divide(self, floors: Mapping[str, int], caps: Mapping[str, int]) -> None:
+        """Sets how many slots of groups others leave, and how many a group has at most. O(1).
+
+        Only a group's own states are evicted while it has no more slots than its floor, and for a group that has as
+        many as its cap. The sum of the floors must be at most ``n_slots``. Groups that are not named have neither.
+        """
+        self._floors, self._caps = floors, caps
+
+    def n_slots_of(self, group: str) -> int:
+        """Returns how many slots the namespaces of a group have. O(states that have left)."""
+        self.take_left()
+        return self._n_of[group]
 
     @property
     def n_free(self) -> int:
@@ -106,20 +125,30 @@ class NodeStates:
         node, n_beyond = self._find(lease, n_tokens)
         if node.state is not None and not n_beyond:
             return None
-        slot = self._take_slot(spares_proven=is_turn)
+        slot = self._take_slot(lease.namespace, spares_proven=is_turn)
         if slot is None:
             return None
         state = self._place(node, n_beyond, n_tokens, slot, is_turn=is_turn)
         self._coming.add(state)
         return state
 
-    def reserve(self, *, spares_proven: bool = False) -> int | None:
-        """Takes a slot for a state that is at no node yet; None if none is free and no state can be evicted. O(1).
+    def reserve(
+        self,
+        namespace: Namespace,
+        *,
+        spares_proven: bool = False,
+        may_evict: Callable[[State], bool] = lambda state: True,
+    ) -> int | None:
+        """Takes a slot for a state that is at no node yet; None if none is free and no state can be evicted.
+
+        Costs what ``evict`` does if it evicts.
 
         Args:
+            namespace: whose prompt the state is of.
             spares_proven: whether states that prompts have gone on from stay.
+            may_evict: whether a state may be evicted at all.
         """
-        slot = self._take_slot(spares_proven=spares_proven)
+        slot = self._take_slot(namespace, spares_proven=spares_proven, may_evict=may_evict)
         if slot is not None:
             self._reserved.add(slot)
         return slot
@@ -127,7 +156,7 @@ class NodeStates:
     def give_back(self, slot: int) -> None:
         """Frees a reserved slot, whose state is of no use. O(1)."""
         self._reserved.remove(slot)
-        self._free.append(slot)
+        self._free_slot(slot)
 
     def attach(
         self, lease: Lease, n_tokens: int, slot: int, *, is_turn: bool = False, is_copy: bool = False
@@ -173,7 +202,7 @@ class NodeStates:
         state.n_holds -= 1
         if not state.n_holds and state in self._held:
             self._held.remove(state)
-            self._free.append(state.slot)
+            self._free_slot(state.slot)
 
     def computed(self, state: State) -> None:
         """Lets matches find a state from now on. Does nothing if it has left the tree. O(1)."""
@@ -211,16 +240,21 @@ class NodeStates:
             self._forest.lose_state(state.node)
             self.take_left()
 
-    def evict(self, *, spares_proven: bool = False) -> bool:
-        """Frees the slot of the next state to be evicted; False if there is none. O(1 + retained and held states).
+    def evict(
+        self, *, spares_proven: bool = False, may_evict: Callable[[State], bool] = lambda state: True
+    ) -> bool:
+        """Frees the slot of the next state to be evicted; False if there is none.
+
+        O(1 + retained, held and refused states).
 
         Args:
             spares_proven: whether those that prompts have gone on from stay.
+            may_evict: whether a state may be evicted at all.
         """
         first: State | None = None
         victim: State | None = None
         for state in self._by_use if spares_proven else chain(self._by_use, self._proven):
-            if not state.n_holds:
+            if not state.n_holds and may_evict(state):
                 first = first or state
                 if state.node is None or not state.node.n_retentions:
                     victim = state
@@ -242,7 +276,7 @@ class NodeStates:
             if state.n_holds:
                 self._held.add(state)
             else:
-                self._free.append(state.slot)
+                self._free_slot(state.slot)
             self.on_left(state)
         self._forest.left_states.clear()
 
@@ -255,6 +289,15 @@ class NodeStates:
         self.take_left()
         computed = self._by_use.keys() | self._proven.keys()
         states = list(self)
+        n_of = Counter(self._groups.values())
+        if n_of != self._n_of or len(self._free) + n_of.total() != self.n_slots:
+            raise InvariantError(f"groups have {n_of} slots of states, and {self._n_of} were counted")
+        if any(
+            state.node is not None and state.node.namespace.group != self._groups[state.slot] for state in states
+        ):
+            raise InvariantError("the slot of a state is counted for another group")
+        if any(n_of[group] > cap for group, cap in self._caps.items()):
+            raise InvariantError(f"groups have {n_of} slots of states, more than their caps {self._caps}")
         slots = sorted([*self._free, *self._reserved, *(state.slot for state in (*states, *self._held))])
         if slots != list(range(self.n_slots)):
             raise InvariantError(
@@ -303,6 +346,39 @@ class NodeStates:
         node.state = State(slot, n_tokens, node, is_turn)
         return node.state
 
-    def _take_slot(self, *, spares_proven: bool = False) -> int | None:
+    def _take_slot(
+        self,
+        namespace: Namespace,
+        *,
+        spares_proven: bool = False,
+        may_evict: Callable[[State], bool] = lambda state: True,
+    ) -> int | None:
+        """Takes a slot, of another state if none is free or the group is at its cap."""
         self.take_left()
-        return self._free.pop() if self._free or self.evict(spares_proven=spares_proven) else None
+        group = namespace.group
+        n_of, floors, cap = self._n_of, self._floors, self._caps.get(group)
+        if cap is not None and n_of[group] >= cap:
+            self.evict(
+                spares_proven=spares_proven,
+                may_evict=lambda state: self._groups[state.slot] == group and may_evict(state),
+            )
+            if n_of[group] >= cap:
+                return None
+        elif not self._free:
+            self.evict(
+                spares_proven=spares_proven,
+                may_evict=lambda state: (
+                    ((owner := self._groups[state.slot]) == group or n_of[owner] > floors.get(owner, 0))
+                    and may_evict(state)
+                ),
+            )
+        if not self._free:
+            return None
+        slot = self._free.pop()
+        self._groups[slot] = group
+        n_of[group] += 1
+        return slot
+
+    def _free_slot(self, slot: int) -> None:
+        self._free.append(slot)
+        self._n_of[self._groups.pop(slot)] -= 1

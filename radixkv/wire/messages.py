@@ -29,7 +29,7 @@ from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 
-WIRE_VERSION = 29
+WIRE_VERSION = 30
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -184,6 +184,9 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """Whether answers are computed with speculative decoding, so that predictions are of use."""
     tensor_parallel_size: int = 1
     """Ranks that compute the model together, each on a device of its own."""
+    state_block_tokens: int = 0
+    """The distance of states of recurrent layers, or of tails of window pages, from which alone a match goes on; 0
+    if the model needs none."""
 
     @property
     def devices(self) -> str:

@@ -34,6 +34,10 @@ class HostStats(msgspec.Struct, frozen=True):
     n_state_slots: int = 0
     """States of recurrent layers that the tier can hold."""
     n_state_slots_free: int = 0
+    pages_loaded_ahead_total: int = 0
+    """The part of ``pages_loaded_total`` that was loaded before it was the turn of the prompt that needed it."""
+    pages_loaded_ahead_used_total: int = 0
+    """Those of them that were still on the device when its turn came."""
 
 
 class DiskStats(msgspec.Struct, frozen=True):

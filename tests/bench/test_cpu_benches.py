@@ -135,3 +135,13 @@ def test_modelled_replicas_share_documents_among_short_prompts(tmp_path: Path) -
     assert line["ratio"] > 1.95
     assert sum(replica["prompts"] for replica in line["replicas"]) == 400
     assert all(sum(replica["reasons"].values()) == replica["prompts"] for replica in line["replicas"])
+
+
+@pytest.mark.nightly
+def test_pages_are_loaded_ahead_for_chats_that_wait(tmp_path: Path) -> None:
+    small = ("--chats", "12", "--turns", "3", "--rows", "1", "--pages", "1200", "--rate", "5", "--think-s", "1")
+    without, with_ahead = run("load_ahead.py", tmp_path, *small)
+    assert without["requests"] == with_ahead["requests"] == 36
+    assert without["pages_loaded_ahead"] == 0 < with_ahead["pages_loaded_ahead_used"]
+    lines = run("load_ahead.py", tmp_path, "--queue", "40", "--turn-tokens", "64", "--rows", "4")
+    assert lines[-1]["turn_mean_us"] > 0

@@ -31,6 +31,16 @@ def agent_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServe
         yield live
 
 
+@pytest.fixture(scope="module")
+def diagnosing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server with a tenant, whose model has two names and calls tools."""
+    folder = tmp_path_factory.mktemp("d")
+    (folder / "tenants.toml").write_text('[[tenants]]\nname = "one"\nkeys = ["sk-of-a-tenant"]\n')
+    flags = (*NAME, "another", "--grammar-backend", "xgrammar", "--tenants", str(folder / "tenants.toml"))
+    with serving(embedded_folder(), folder / "errors", *flags, key=KEY) as live:
+        yield live
+
+
 OPENAI = ("completions_by_openai.py", "chat_by_openai.py", "responses_by_openai.py")
 
 
@@ -58,6 +68,17 @@ def test_tools_of_a_client(
     agent_server: LiveServer, packages: str, script: str, marks: str, tmp_path: Path
 ) -> None:
     run_scripts(agent_server, embedded_folder(), packages, [FOLDER / script], tmp_path, marks)
+
+
+@pytest.mark.parametrize(
+    ("packages", "script"),
+    [("openai-3", "diagnostics_by_openai.py"), ("anthropic-2", "diagnostics_by_anthropic.py")],
+)
+@pytest.mark.parametrize("marks", ["not nightly", pytest.param("nightly", marks=pytest.mark.nightly)])
+def test_diagnostics_of_a_client(
+    diagnosing_server: LiveServer, packages: str, script: str, marks: str, tmp_path: Path
+) -> None:
+    run_scripts(diagnosing_server, embedded_folder(), packages, [FOLDER / script], tmp_path, marks)
 
 
 def canary_of_embeddings(server: LiveServer) -> object:

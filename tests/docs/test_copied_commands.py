@@ -43,6 +43,7 @@ def test_what_the_readme_prints_works_in_its_order(tmp_path: Path) -> None:
 
 GIVES = {
     "beam-search.md": r"stop (.|\n)*Answer: The dress of Kenji is green",
+    "cache-misses.md": r"tools_changed(.|\n)*system_changed",
     "events.md": r"following",
     "lifetimes.md": r'"pinned_tokens":[1-9](.|\n)* are pinned for ',
     "server.md": r'"matched_tokens"',

@@ -6,6 +6,7 @@ Triton's interpreter runs the kernels; ``test_gpu_host_slots.py`` and ``test_gpu
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -25,6 +26,7 @@ from radixkv.runtime.device.memory.page_shape import PageLayout, PageShape
 from radixkv.runtime.device.memory.slab_shape import SlabShape
 from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.model_config.states import RecurrentConfig
+from radixkv.runtime.step.page_copier import SlotPart
 
 pytestmark = [*on_kernels, pytest.mark.skipif(DEVICE == "cuda", reason="its streams and driver are not real ones")]
 
@@ -118,6 +120,47 @@ def test_pages_and_window_pages_share_slots_in_pieces(driver: MovingDriver) -> N
     for buffer in buffers:
         buffer.release()
     host.close()
+
+
+def test_window_pages_of_ranks_are_side_by_side_in_the_memory_that_they_share(driver: MovingDriver) -> None:
+    """Of three ranks two have the same part, of which one stores; each loads its own."""
+    page = PageShape(7, 2, 4, 64, torch.float16)
+    shape = SlabShape(PageLayout.uniform(page), (8, None, 8, 8, None, 8, 8), n_slabs=9, n_window_slabs=3)
+    pools = [CudaSlabPool(shape, torch.device("cpu")) for _ in range(3)]
+    for pool in pools:
+        for units in (pool.k, pool.v):
+            units.normal_()
+    expected = [[units.clone() for units in (pools[part].k, pools[part].v)] for part in (0, 1, 1)]
+    page_bytes, n_slots = pools[0].page_bytes, 32
+    played: Any = driver
+    memory = os.memfd_create("slots")
+    hosts = []
+    for rank, pool in enumerate(pools):
+        part = SlotPart(memory, min(rank, 1), 2, stores=rank < 2, rank=rank, n_ranks=3)
+        n_bytes = n_slots * 2 * page_bytes
+        hosts.append(CudaHostSlots(pool, n_bytes, played, CopyPace(lambda: False), part, slabs=pool.slabs))
+        while hosts[-1].n_usable < n_slots:
+            time.sleep(0.001)
+    window_pages, slabs, pages, slots = [1, 10, 4], [2, 3, 9], [0, 20, 8], [0, 31, 3]
+    for host, pool in zip(hosts, pools, strict=True):
+        assert (host.n_slots, host.page_bytes) == (n_slots, 2 * page_bytes)
+        assert host.windows is not None
+        host.windows.store(list(zip(slabs, window_pages, strict=True)))
+        host.store(pages, slots)
+        for units in (pool.k, pool.v):
+            units.zero_()
+    for host, pool, old in zip(hosts, pools, expected, strict=True):
+        assert host.windows is not None
+        host.windows.load(list(zip(slabs, window_pages, strict=True)))
+        host.load(slots, pages)
+        for units, wanted in zip((pool.k, pool.v), old, strict=True):
+            for of_kind, n_values in ((window_pages, shape.slab_values), (pages, shape.page_values)):
+                found = units.view(-1, n_values)[of_kind]
+                assert found.any()
+                assert torch.equal(found, wanted.view(-1, n_values)[of_kind])
+    for host in hosts:
+        host.close()
+    os.close(memory)
 
 
 def test_pages_and_states_share_pinned_memory_in_pieces(driver: MovingDriver) -> None:

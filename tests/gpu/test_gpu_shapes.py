@@ -226,8 +226,7 @@ def test_many_requests_that_share_prefixes_in_few_pages(n_ranks: int, folder: Pa
         alone = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
     settings: dict[str, Any] = {"max_total_tokens": 4096, "max_num_batched_tokens": 300}
     settings["tensor_parallel_size"] = n_ranks
-    # Ranks copy pages of all layers.
-    with on_gpu(folder, has_windows=n_ranks == 1, host_memory_bytes=1 << 30, **settings) as llm:
+    with on_gpu(folder, host_memory_bytes=1 << 30, **settings) as llm:
         for turn in range(2):
             found = llm.generate(prompts, params, use_tqdm=False)
             n_cached = sum(one.num_cached_tokens or 0 for one in found)

@@ -262,14 +262,14 @@ def test_choices_and_beams_are_those_without_window_pages(folder: Path) -> None:
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8_e4m3"])
 def test_pages_and_windows_come_back_from_host_memory_and_after_a_restart_from_disk(
-    kv_dtype: str, folder: Path, tmp_path: Path
+    kv_dtype: str, n_ranks: int, folder: Path, tmp_path: Path
 ) -> None:
     """With the bits of cold prompts, beside other prompts that take the pool. Pages and steps of 64 tokens make all
     chunks so."""
     system = [*random_ids(200, seed=1), END]
     prompts = [[*system, *random_ids(n, seed=n), END, *random_ids(9, seed=n + 1)] for n in (100, 300, 60)]
     settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 1, "page_size": 64}
-    settings["kv_cache_dtype"] = kv_dtype
+    settings |= {"kv_cache_dtype": kv_dtype, "tensor_parallel_size": n_ranks}
     tiers = {"host_memory_bytes": 64 << 20, "cache_dir": str(tmp_path / "kv"), "load_policy": "always"}
     few = {"max_total_tokens": 2048, "max_model_len": 1024}
 

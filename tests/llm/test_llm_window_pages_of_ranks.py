@@ -1,12 +1,15 @@
-"""Layers with windows have pages of their own on several ranks, too.
+"""Layers with windows have pages of their own on several ranks, too, and these in host memory and on disk.
 
 No bit changes beside one process that keeps all pages and multiplies in slices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_llm_window_pages import (
@@ -20,6 +23,7 @@ from test_llm_window_pages import (
     pages_of_all_layers,
     text,
 )
+from test_llm_window_pages_in_tiers import CHATS, N_CHATS, N_SYSTEM, SMALL, TIERS, TURNS, served
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.runtime.device.cpu import executor
@@ -46,23 +50,34 @@ def beams(llm: LLM) -> list[tuple[list[int], float]]:
     return [(list(beam.tokens), beam.cum_logprob) for beam in found.sequences]
 
 
-@pytest.mark.parametrize(
-    ("folder", "n_ranks"),
-    rest_nightly([(kind, n) for n in (2, 4) for kind in KINDS], kept=(0,)),
-    indirect=["folder"],
-)
-def test_ranks_have_the_bits_of_one_process_that_keeps_all_pages(
-    folder: Path, n_ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextmanager
+def one_process(folder: Path, n_slices: int) -> Iterator[LLM]:
+    """Opens a process that computes all that it is asked, keeps the pages of all layers, and sums as ranks do."""
+    with pytest.MonkeyPatch.context() as patch, pages_of_all_layers():
+        patch.setattr(executor, "CpuOperations", partial(SlicedOperations, n_slices=n_slices))
+        with opened(folder, enable_prefix_caching=False, max_total_tokens=8192) as llm:
+            assert not has_window_pages(llm)
+            yield llm
+
+
+CASES = [(kind, n) for n in (2, 4) for kind in KINDS]
+
+
+def of_ranks(kept: int) -> pytest.MarkDecorator:
+    """Runs a test with one kind of model and number of ranks each time, and with all others at night."""
+    return pytest.mark.parametrize(
+        ("folder", "n_ranks"), rest_nightly(CASES, kept=(kept,)), indirect=["folder"], ids=str
+    )
+
+
+@of_ranks(CASES.index(("gemma3", 2)))
+def test_ranks_have_the_bits_of_one_process_that_keeps_all_pages(folder: Path, n_ranks: int) -> None:
     """Hits, forks, choices and beams, one request after the other and all at once in a pool that is too small for
     them: tails are evicted and requests preempted."""
     inputs = prompts()
-    with monkeypatch.context() as patched, pages_of_all_layers():
-        patched.setattr(executor, "CpuOperations", partial(SlicedOperations, n_slices=n_ranks))
-        with opened(folder, enable_prefix_caching=False, max_total_tokens=8192) as llm:
-            assert not has_window_pages(llm)
-            expected = [bits(answers(llm, [one], SAMPLED)[0]) for one in inputs]
-            expected_beams = beams(llm)
+    with one_process(folder, n_ranks) as llm:
+        expected = [bits(answers(llm, [one], SAMPLED)[0]) for one in inputs]
+        expected_beams = beams(llm)
     few = {"max_total_tokens": 640, "max_num_batched_tokens": 79, "num_reserved_decode_tokens": 0}
     with opened(folder, **few, tensor_parallel_size=n_ranks) as llm:
         assert has_window_pages(llm)
@@ -78,3 +93,30 @@ def test_ranks_have_the_bits_of_one_process_that_keeps_all_pages(
     assert metrics.windows is not None
     assert metrics.windows.evicted_total > 0
     assert metrics.preemptions_total > 0
+
+
+@of_ranks(CASES.index(("gemma4", 2)))
+def test_window_pages_of_ranks_come_back_from_host_memory_and_after_a_restart_from_disk(
+    folder: Path, n_ranks: int, tmp_path: Path
+) -> None:
+    """Each rank has its heads' part of a window page; those that have the same KV heads share it. Gemma 4 has ranks
+    that share those of the layers without windows alone."""
+    tiers: dict[str, Any] = {**TIERS, "cache_dir": str(tmp_path / "cache"), "cache_dir_size": "64MiB"}
+    settings = {**SMALL, **tiers, "tensor_parallel_size": n_ranks}
+    with one_process(folder, n_ranks) as llm:
+        chats, turns = ([bits(answers(llm, [one])[0]) for one in prompts] for prompts in (CHATS, TURNS[:2]))
+    with opened(folder, **settings) as llm:
+        assert has_window_pages(llm)
+        warm, n_cached = served(llm, [*CHATS, *TURNS[:2], CHATS[0]])
+        host = llm.get_metrics().host
+    assert warm == [*chats, *turns, chats[0]]
+    assert n_cached == [0, *[N_SYSTEM] * 4, *N_CHATS[:2], N_CHATS[0]]
+    assert host is not None
+    assert (host.pages_loaded_total > 0, host.copies_failed_total) == (True, 0)
+    with opened(folder, **settings) as llm:
+        again, n_again = served(llm, CHATS[3:])
+        disk = llm.get_metrics().disk
+    assert again == chats[3:]
+    assert n_again == N_CHATS[3:]
+    assert disk is not None
+    assert disk.pages_fetched_total > 0 == disk.pages_lost_total

@@ -13,7 +13,7 @@ import pytest
 from stores.conftest import Start
 from stores.store_processes import PROMPTS, S3, URL, ask, wait_until_written
 from support.checkpoints import save_checkpoint
-from support.device_support import HYBRIDS, random_ids
+from support.device_support import HYBRIDS, OTHERS, random_ids
 from support.failed_start import failed_start_error
 from support.live import LIMIT_S, LiveServer, wait_for
 
@@ -57,11 +57,24 @@ def test_a_second_server_finds_the_prefixes_of_the_first(s3: S3, start: Start) -
         assert s3.keys()
 
 
-def test_a_second_server_goes_on_from_the_states_of_the_first(s3: S3, start: Start, tmp_path: Path) -> None:
-    """A model with recurrent layers: the whole prefix, an earlier state where a later one is damaged, and the same
-    tokens while the store is away."""
+MODELS = {
+    "qwen3.5": HYBRIDS["qwen3.5"],
+    "gemma3": {
+        **OTHERS["gemma3"],
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 48,
+    },
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_second_server_goes_on_from_the_states_of_the_first(
+    name: str, s3: S3, start: Start, tmp_path: Path
+) -> None:
+    """A model with recurrent layers, or with window pages: the whole prefix, an earlier one where a later one is
+    damaged, and the same tokens while the store is away."""
     model = tmp_path / "hybrid"
-    save_checkpoint(model, **HYBRIDS["qwen3.5"])
+    save_checkpoint(model, **MODELS[name])
     flags = ("--dtype", "float32", "--max-model-len", "1024")
     stem, more = random_ids(390, seed=1), random_ids(200, seed=2)
     prompts = [stem, [*stem, *more]]

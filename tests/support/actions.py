@@ -353,6 +353,25 @@ class Actions:
                 scheduler.running.release()
                 self.engine.check_invariants()
 
+    def return_in_a_queue(self, base: int, n_turns: int, n_copies: int, *, evicts_slots: bool) -> None:
+        """Serves all requests, evicts the device and maybe the host tier, and adds more known prompts than there
+        are rows; then takes turns in which some of the copies finish."""
+        self.serve_all()
+        self.evict(self.engine.n_pages)
+        if evicts_slots:
+            self.evict_slots(self.engine.host.n_pages)
+        for _ in range(self.engine.scheduler.limits.max_num_seqs):
+            self.add(0, 0, [self.new_token()], RequestOptions(max_tokens=6), twice=False)
+            self.launch()
+        for number in range(4):
+            self.add(base + number, 40, [1], RequestOptions(), twice=False)
+        for _ in range(n_turns):
+            self.launch()
+            for which in range(n_copies):
+                self.finish_copy(which)
+                self.finish_transfer(which)
+            self.collect()
+
     def serve_all(self, *, overlaps: bool = False) -> None:
         """Takes turns until all requests are served, in most histories; each step is launched before the result of
         the one before is taken if it ``overlaps``."""

@@ -243,6 +243,10 @@ of_recurrent_layers = st.builds(
 )
 
 
+STORAGES = ("", "disk", "shared store")
+"""What is behind the host tier, if there is one."""
+
+
 class StatesEngineMachine(EngineMachine):
     """What happens to engines whose tree has states, which the tiers behind it copy with their pages."""
 
@@ -259,6 +263,14 @@ class StatesEngineMachine(EngineMachine):
     def lose(self, which: int) -> None:
         self.actions.lose(which)
 
+    @rule(base=small, n_turns=st.integers(1, 6), n_copies=st.integers(0, 3), evicts_slots=st.booleans())
+    def return_in_a_queue(self, base: int, n_turns: int, n_copies: int, evicts_slots: bool) -> None:
+        self.actions.return_in_a_queue(base, n_turns, n_copies, evicts_slots=evicts_slots)
+
+    @rule(which=small)
+    def make_unknown(self, which: int) -> None:
+        self.actions.make_unknown(which)
+
     @rule(base=small, evicts_slots=st.booleans())
     def return_after_an_eviction(self, base: int, evicts_slots: bool) -> None:
         """Serves all requests, evicts the pages of one tier or two, and adds a known prompt."""
@@ -270,6 +282,14 @@ class StatesEngineMachine(EngineMachine):
         self.actions.launch()
 
 
+OF_STATES = (
+    TenantConfig("a", min_page_share=0.3, max_page_share=0.6),
+    TenantConfig("b", min_page_share=0.2),
+    TenantConfig("c", cache_salt="shared"),
+)
+"""Tenants with shares of pages, and so of slots of states."""
+
+
 class RecurrentEngineMachine(StatesEngineMachine):
     """An engine of a model with recurrent layers, whose requests have no drafts."""
 
@@ -279,14 +299,27 @@ class RecurrentEngineMachine(StatesEngineMachine):
         n_states=st.sampled_from((1, 2, 5, 20)),
         policy=st.sampled_from(("lpm", "fcfs")),
         n_slots=st.sampled_from((0, 30, 150)),
-        storage=st.sampled_from(("", "disk", "shared store")),
+        storage=st.sampled_from(STORAGES),
+        tenants=st.sampled_from(((), (), OF_STATES)),
     )
     def start(  # type: ignore[override]
-        self, page_size: int, n_pages: int, n_states: int, policy: str, n_slots: int, storage: str
+        self,
+        page_size: int,
+        n_pages: int,
+        n_states: int,
+        policy: str,
+        n_slots: int,
+        storage: str,
+        tenants: tuple[TenantConfig, ...],
     ) -> None:
-        has_disk = n_slots > 0 and storage != ""
         self.actions = Actions(
-            n_pages, page_size, n_states=n_states, policy=policy, n_slots=n_slots, has_disk=has_disk
+            n_pages,
+            page_size,
+            n_states=n_states,
+            policy=policy,
+            n_slots=n_slots,
+            has_disk=n_slots > 0 and storage != "",
+            tenants=tenants,
         )
         self.actions.engine.store.is_shared = storage == "shared store"
         self.actions.engine.drafts.is_on = False
@@ -302,10 +335,6 @@ class RecurrentEngineMachine(StatesEngineMachine):
         self.actions.serve_all(overlaps=True)
         self.actions.repeat_answer(suffix, options)
         self.actions.launch()
-
-    @rule(which=small)
-    def make_unknown(self, which: int) -> None:
-        self.actions.make_unknown(which)
 
     @rule(
         base=small,
@@ -338,7 +367,7 @@ class MixedEngineMachine(StatesEngineMachine):
         policy=st.sampled_from(("lpm", "fcfs")),
         tenants=st.sampled_from(((), (), WITHOUT_PAGE_SHARES)),
         n_slots=st.sampled_from((0, 0, 30, 150)),
-        has_disk=st.booleans(),
+        storage=st.sampled_from(STORAGES),
     )
     def start(  # type: ignore[override]
         self,
@@ -350,7 +379,7 @@ class MixedEngineMachine(StatesEngineMachine):
         policy: str,
         tenants: tuple[TenantConfig, ...],
         n_slots: int,
-        has_disk: bool,
+        storage: str,
     ) -> None:
         self.actions = Actions(
             n_pages,
@@ -361,8 +390,9 @@ class MixedEngineMachine(StatesEngineMachine):
             policy=policy,
             tenants=tenants,
             n_slots=n_slots,
-            has_disk=has_disk and n_slots > 0,
+            has_disk=n_slots > 0 and storage != "",
         )
+        self.actions.engine.store.is_shared = storage == "shared store"
 
 
 SHARES = ((0.0, 1.0), (0.0, 0.4), (0.25, 0.5), (0.3, 1.0))
@@ -420,6 +450,12 @@ class TieredEngineMachine(EngineMachine):
         self.actions.evict(self.actions.engine.n_pages)
         self.actions.add(base, 40, [1], RequestOptions(), twice=True)
         self.actions.launch()
+
+    @rule(base=small, n_turns=st.integers(1, 6), n_copies=st.integers(0, 3), evicts_slots=st.booleans())
+    def return_in_a_queue(self, base: int, n_turns: int, n_copies: int, evicts_slots: bool) -> None:
+        """Serves all requests, evicts the device, and adds known prompts that wait for rows: copies begin before it
+        is their turn."""
+        self.actions.return_in_a_queue(base, n_turns, n_copies, evicts_slots=evicts_slots)
 
 
 class DiskEngineMachine(TieredEngineMachine):

@@ -32,8 +32,9 @@ class Transfer(NamedTuple):
     """For a store, what the slots had when it began; None for a load."""
     n_removals: int
     is_look_up: bool = False
+    first: int = 0
+    """This and what follows are of a lookup."""
     states: StateKeys | None = None
-    """Of a lookup."""
 
 
 @dataclass
@@ -72,13 +73,14 @@ class FakeStore:
     def health(self) -> StoreHealth | None:
         return StoreHealth(0, is_away=False) if self.is_shared else None
 
-    def look_up(self, keys: Sequence[bytes], states: StateKeys | None = None) -> int | None:
+    def look_up(self, keys: Sequence[bytes], first: int = 0, states: StateKeys | None = None) -> int | None:
         if not self.is_shared:
             return None
         self._n_tickets += 1
-        last = [] if states is None else states.all(keys[-1])
-        assert self.run([*keys, *last]) < len(keys) + len(last), "a lookup of what is known"
-        transfer = Transfer(self._n_tickets, list(keys), [], [], None, self._n_removals, True, states)
+        assert first < len(keys), "a lookup of nothing"
+        sought = [*keys[first:], *_keys_of_state(keys, len(keys), states)]
+        assert self.run(sought) < len(sought), "a lookup of what is known"
+        transfer = Transfer(self._n_tickets, list(keys), [], [], None, self._n_removals, True, first, states)
         self.in_flight.append(transfer)
         return self._n_tickets
 
@@ -141,13 +143,13 @@ class FakeStore:
         if not self.in_flight:
             return
         transfer = self.in_flight.pop(which % len(self.in_flight))
-        n_done = 0
-        for index in range(len(transfer.keys) if n_pages is None else min(n_pages, len(transfer.keys))):
+        n_done, last = 0, len(transfer.keys)
+        for index in range(transfer.first, last if n_pages is None else min(transfer.first + n_pages, last)):
             if not self._finish_page(transfer, index):
                 break
             n_done += 1
         if transfer.states is not None:
-            self._find_state(transfer.keys[:n_done], transfer.states)
+            self._find_state(transfer.keys[: transfer.first + n_done], transfer.first, transfer.states)
         self._finished.append(FinishedTransfer(transfer.ticket, n_done, TRANSFER_S))
 
     def finish_all(self) -> None:
@@ -183,9 +185,9 @@ class FakeStore:
         self.in_flight.append(transfer)
         return self._n_tickets
 
-    def _find_state(self, keys: Sequence[bytes], states: StateKeys) -> None:
-        for end in states.ends(len(keys)):
-            of_state = states.all(keys[end - 1])
+    def _find_state(self, keys: Sequence[bytes], first: int, states: StateKeys) -> None:
+        for end in states.ends(len(keys), first):
+            of_state = _keys_of_state(keys, end, states)
             if all(key in self.pages for key in of_state):
                 self.unknown.difference_update(of_state)
                 break
@@ -213,3 +215,8 @@ class FakeStore:
             self.counts = self.counts._replace(n_written=self.counts.n_written + 1)
         self.all_written.setdefault(key, tokens)
         return True
+
+
+def _keys_of_state(keys: Sequence[bytes], end: int, states: StateKeys | None) -> list[bytes]:
+    """Returns the keys of all pages of the state after ``end`` keys."""
+    return [] if states is None else [key for entry in states.parts(end) for key in states.all(keys[entry])]

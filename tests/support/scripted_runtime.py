@@ -89,6 +89,8 @@ HOST = HostStats(
     compute_seconds_per_token=0.005,
     n_state_slots=12,
     n_state_slots_free=5,
+    pages_loaded_ahead_total=5,
+    pages_loaded_ahead_used_total=2,
 )
 """Counters of a host tier."""
 DISK = DiskStats(

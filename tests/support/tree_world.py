@@ -358,6 +358,7 @@ class World:
             leaves = [page for page in leaves if page not in retained] or leaves
             orders = {needed_by.get(page) for page in run.pages}
             n_before += len(run.pages)
+            assert n_before <= n_required or retained.isdisjoint(run.pages), "more retained pages go than must"
             if orders == {None}:
                 self.model.check_victim(run.pages[-1], [page for page in leaves if page not in needed_by])
             else:
@@ -379,7 +380,7 @@ class World:
             self._free_pages(run.pages)
         if n_evicted < min(n_pages, n_evictable):
             leaves = self._evictable_leaves([group for group in ("", *self.tenants) if left[group] > 0])
-            leaves = [page for page in leaves if page not in self.retained_pages()] or leaves
+            leaves = [page for page in leaves if page not in self.retained_pages()]
             assert all(needed_by.get(page, n_waiting) < n_waiting for page in leaves), (
                 "fewer pages than asked are evicted, though no prompt waits for some"
             )

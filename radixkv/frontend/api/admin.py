@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -37,6 +38,7 @@ def add_admin_routes(
     served_model: ServedModel,
     metrics: Metrics,
     aliases: MetricAliases | None,
+    comparisons: Mapping[str, int],
 ) -> None:
     """Adds the routes for health checks, ``/metrics``, ``/flush_cache`` and ``/reset_prefix_cache``.
 
@@ -46,6 +48,7 @@ def add_admin_routes(
         served_model: counts answers in the history of chats.
         metrics: shown by ``/metrics``.
         aliases: repeats the metrics under another engine's names; None for no repetition.
+        comparisons: counts requests that were compared with earlier ones, by the result.
     """
 
     documented: dict[str, Any] = {"response_class": Response, "responses": EMPTY_OR_REASON}
@@ -79,6 +82,7 @@ def add_admin_routes(
             client.misses,
             client.n_restarts,
             served_model.ready.tensor_parallel_size,
+            comparisons,
         )
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -98,6 +98,7 @@ class Metrics:
         misses: MissCounts | None = None,
         n_restarts: int = 0,
         tensor_parallel_size: int = 1,
+        comparisons: Mapping[str, int] | None = None,
     ) -> bytes:
         """Renders Prometheus' text format. O(series).
 
@@ -108,6 +109,7 @@ class Metrics:
             misses: what requests did not find in the cache; None if nobody counts it.
             n_restarts: how often the runtime was started again.
             tensor_parallel_size: ranks of the model.
+            comparisons: requests that were compared with earlier ones, by the result; None if none can be.
         """
         durations = (self._first_token, self._next_token, self._whole, self._queue)
         restarts = {"runtime_restarts": (n_restarts, "Runtime processes started in place of dead ones.")}
@@ -137,6 +139,11 @@ class Metrics:
             text = "Requests that lacked a page or more, by the reason."
             counts.append(("cache_misses", text, "reason", n_requests))
             counts.append(("cache_miss_tokens", "Prompt tokens computed for these requests.", "reason", n_lost))
+        if comparisons is not None:
+            text = (
+                "Requests that named an earlier one, by what became of its prefix or the first part that changed."
+            )
+            counts.append(("cache_comparisons", text, "result", comparisons))
         families += [_labelled(CounterMetricFamily, *each) for each in counts]
         if aliases is not None:
             families += [*aliases.families(families), *aliases.derived(stats, self.stats_delta)]
@@ -367,6 +374,14 @@ def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
         "host_prefix_cache_hits": (cache_use.n_loaded, "Part of prefix_cache_hits: loaded from the host tier."),
         "host_hits_computed": (host.hits_computed_total, "Hits in the host tier that were faster to compute."),
         "host_pages_loaded": (host.pages_loaded_total, "Pages copied from the host tier to the device."),
+        "host_pages_loaded_ahead": (
+            host.pages_loaded_ahead_total,
+            "Part of host_pages_loaded: copied while the requests that need them waited for their turn.",
+        ),
+        "host_pages_loaded_ahead_used": (
+            host.pages_loaded_ahead_used_total,
+            "Those of them that were on the device when the turn of their requests came.",
+        ),
         "host_pages_stored": (host.pages_stored_total, "Pages copied from the device to the host tier."),
         "host_pages_evicted": (host.pages_evicted_total, "Pages evicted from the host tier."),
         "host_load_seconds": (host.load_seconds, "Time of the copies to the device."),

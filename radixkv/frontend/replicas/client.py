@@ -159,8 +159,9 @@ class ReplicasClient:
 
     async def idle(self) -> None:
         """Waits until nothing is in flight, and no group that has begun will send more."""
-        for replica in self.runtimes:
-            await replica.idle()
+        while not all(replica.is_idle for replica in self.runtimes):  # one may get what another one has refused
+            for replica in self.runtimes:
+                await replica.idle()
 
     async def flush(self) -> Flushed:
         """Makes every cached prefix unreachable, in all replicas."""
@@ -257,14 +258,21 @@ class ReplicasClient:
         self._sent[request.id] = _Sent(number, found, full)
 
     def _send_elsewhere(self, request: InFlightRequest) -> bool:
-        """Sends a request that a full queue has refused to a replica that has not refused it, if there is one."""
+        """Sends a request that a full queue has refused to a replica that has not refused it, if there is one.
+
+        The server has accepted it, so that it is answered also while the server refuses new ones to shut down.
+        """
         sent = self._sent.get(request.id)
-        if sent is None or self.refusal is not None:
+        if sent is None:
+            return False
+        try:
+            accepting = self._accepting(are_first=False)
+        except RequestError:
             return False
         full = sent.full | {sent.number}
-        others = {number: replica for number, replica in self._accepting().items() if number not in full}
+        others = {number: replica for number, replica in accepting.items() if number not in full}
         if others:
-            self._send(request, others, sent.found, full)
+            self._send(request, others, sent.found, full, are_first=False)
         return bool(others)
 
     def _accepting(self, *, are_first: bool = True) -> dict[int, RuntimeClient]:

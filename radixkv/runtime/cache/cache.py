@@ -283,6 +283,21 @@ class PageCache:
         blocks.window = WindowTable(len(blocks.pages))
         return True
 
+    def reserve_unneeded(self, blocks: BlockTable, n_pages: int) -> bool:
+        """Does what ``reserve_copied`` does with pages that nobody needs: free ones, and evicted ones that no
+        upcoming prompt needs and that are not retained.
+
+        Returns:
+            False, with the block table as it was, if there are too few.
+        """
+        n_missing, quotas = n_pages - len(blocks.pages), self.page_quotas
+        if n_missing > self.n_available_to(blocks.namespace) or quotas.n_over_cap(blocks.namespace, n_missing) > 0:
+            return False
+        if (n_short := n_missing - len(self._free)) > 0:
+            n_most = self.n_pages >> 7
+            self._evict(max(n_short, n_most), quotas.quotas(blocks.namespace), n_required=0, n_beyond=n_most)
+        return n_missing <= len(self._free) and self.reserve_copied(blocks, n_pages)
+
     def n_missing_beside(self, blocks: BlockTable, n_copied: int, n_pages: int, max_row_tokens: int) -> int:
         """Returns what ``n_missing`` would for ``n_pages`` pages, if a copy is to bring the first ``n_copied`` and
         the tail before their end. O(1)."""

@@ -154,7 +154,7 @@ class WindowPages(WindowAllocator):
 
     def free_behind(self, table: WindowTable, n_tokens: int) -> bool:
         """See ``WindowAllocator.free_behind``."""
-        n_pages = self.first_read(n_tokens) - table.first
+        n_pages = self._first_kept(n_tokens) - table.first
         if n_pages <= 0:
             return False
         behind, table.pages = table.pages[:n_pages], table.pages[n_pages:]
@@ -164,11 +164,11 @@ class WindowPages(WindowAllocator):
 
     def is_behind(self, table: WindowTable, n_tokens: int) -> bool:
         """See ``WindowAllocator.is_behind``."""
-        return self.first_read(n_tokens) > table.first and bool(table.pages)
+        return self._first_kept(n_tokens) > table.first and bool(table.pages)
 
     def fork(self, table: WindowTable, n_tokens: int) -> WindowTable:
         """See ``WindowAllocator.fork``."""
-        first, last = max(self.first_read(n_tokens), table.first), n_tokens // self._page_size
+        first, last = max(self._first_kept(n_tokens), table.first), n_tokens // self._page_size
         second = WindowTable(first, table.pages[first - table.first : last - table.first])
         self._hold(second.pages)
         if n_tokens % self._page_size:
@@ -312,6 +312,11 @@ class WindowPages(WindowAllocator):
                 raise InvariantError(
                     f"a tail of {state.n_tokens} tokens has {len(state.pages)} pages, not {n_pages}"
                 )
+
+    def _first_kept(self, n_tokens: int) -> int:
+        """Returns the first entry that a request has whose next row is at position ``n_tokens``: of the window
+        before the last page's end, where a tail is kept if the answer ends. O(1)."""
+        return self.first_read(n_tokens - n_tokens % self._page_size)
 
     def _hold(self, pages: Iterable[int]) -> None:
         for page in pages:

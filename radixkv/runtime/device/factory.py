@@ -167,10 +167,6 @@ def _state_room(config: EngineConfig, checkpoint: Checkpoint, gpu: Gpu) -> State
 def _excludes_window_pages(config: EngineConfig, model: DecoderConfig, max_model_len: int) -> str | None:
     """Returns what an engine has that works with pages of all layers only, in this release; None if nothing."""
     cases = {
-        "cache_url shares pages of all layers": config.cache.cache_url is not None,
-        "host_memory_bytes (--host-memory) on several ranks copies pages of all layers": (
-            config.cache.host_memory_bytes is not None and config.model.tensor_parallel_size > 1
-        ),
         "tenants have shares of pages": any(one.has_page_share for one in config.tenants),
         "K and V have several shapes in layers with windows, or in the others": (
             not model.has_one_shape_of_each_kind(max_model_len)

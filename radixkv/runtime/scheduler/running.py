@@ -11,6 +11,7 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.protocols import Queue, Shares, States, Tiers
 from radixkv.runtime.request import Phase, Request
+from radixkv.tree.node import Namespace
 
 
 class RunningRequests:
@@ -155,8 +156,14 @@ class RunningRequests:
             n_reserved -= self._n_needed_ahead(request, own) + n_promised
         if only_reserved:
             return n_reserved
-        room = self._n_room(request, self._n_needed_ahead(request, prefilling) + n_promised)
+        room = self._n_room(request.namespace, self._n_needed_ahead(request, prefilling) + n_promised)
         return max(room, n_reserved) if n_reserved > 0 else room
+
+    def n_unclaimed(self, namespace: Namespace) -> int:
+        """Returns how many pages the namespace's owner can have beside what all running and loading requests still
+        need; negative if these need more than there are. O(running)."""
+        n_needed = sum(self._n_missing(one, one.blocks) for one in self.prefilling())
+        return self._n_room(namespace, n_needed + self._tiers.n_promised)
 
     def start(self, request: Request) -> None:
         """Makes a request active that has a batch slot."""
@@ -388,7 +395,7 @@ class RunningRequests:
             return False
         if leader.phase is not Phase.RUNNING or not self.has_batch_slot_for(follower):
             return False
-        n_room, n_known = self._n_room(follower, n_needed_ahead), follower.n_known
+        n_room, n_known = self._n_room(follower.namespace, n_needed_ahead), follower.n_known
         return self._cache.can_fork(leader.blocks, n_known - 1, self._cache.pages_for(n_known), n_room)
 
     def _fork(self, leader: Request, follower: Request) -> None:
@@ -409,10 +416,10 @@ class RunningRequests:
         self._shares.take_batch_slot(request)
         request.needs_history = request.sampling.has_penalties
 
-    def _n_room(self, request: Request, n_needed: int) -> int:
-        """Returns the pages for a request beyond ``n_needed`` and those left for the active ones."""
+    def _n_room(self, namespace: Namespace, n_needed: int) -> int:
+        """Returns the pages for a namespace's owner beyond ``n_needed`` and those left for the active ones."""
         n_next = min(self._cache.pages_for(self._n_reserved_tokens * len(self._active)), self._max_reserved_pages)
-        return self._cache.n_available_to(request.namespace) - n_next - n_needed
+        return self._cache.n_available_to(namespace) - n_next - n_needed
 
 
 def _n_equal(first: list[int], second: list[int]) -> int:

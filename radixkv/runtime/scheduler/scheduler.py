@@ -125,7 +125,7 @@ class Scheduler:
         for tier in (cache, tiers.host):
             if tier is not None:
                 tier.expected_prompts = returns.next_prompts
-        tiers.watch(self._next_prompts)
+        tiers.watch(self._next_prompts, self.running.n_unclaimed)
         self._clock = clock
         self.forecast = StepTimeForecast()
         """The time of steps, for ``target_itl_ms``; it learns from what is recorded there."""
@@ -241,7 +241,8 @@ class Scheduler:
 
     def _next_prompts(self) -> Iterator[WaitingPrompt]:
         """Yields namespace and tokens of the requests that will look up their prefixes soon, in that order."""
-        return chain(self.tiers.next_prompts(), self.waiting.next_prompts())
+        waiting = ((request.namespace, request.key) for request in self.waiting.next_requests())
+        return chain(self.tiers.next_prompts(), waiting)
 
     @property
     def _has_prompts(self) -> bool:

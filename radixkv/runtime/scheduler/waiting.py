@@ -11,7 +11,6 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Phase, Request
 from radixkv.settings.checks import MAX_PRIORITY
 from radixkv.settings.config import SchedulePolicy
-from radixkv.tree.spared import WaitingPrompt
 
 _MAX_ADMISSIONS_BEFORE_AGING = 64
 """After this many admissions the oldest waiting request gets the best priority of all that wait."""
@@ -97,8 +96,8 @@ class WaitingQueue:
         self._match(window)
         return sorted(window, key=self._rank)
 
-    def next_prompts(self) -> Iterator[WaitingPrompt]:
-        """Yields namespace and tokens of requests that will read the cache, those first that are admitted first.
+    def next_requests(self) -> Iterator[Request]:
+        """Yields requests that will read the cache, those first that are admitted first.
 
         These are at most ``window`` requests. ``lpm`` ranks them by the prefixes that it has found last. Changes
         nothing. O(window), with ``lpm`` O(window · log window).
@@ -106,7 +105,7 @@ class WaitingQueue:
         window: Iterable[Request] = islice(self._in_order.values(), self.window)
         for request in window if self._policy == "fcfs" else sorted(window, key=self._rank):
             if request.reads_cache and not request.recovery.bypasses_tree:
-                yield request.namespace, request.key
+                yield request
 
     def short(self, n_tokens: int, unfinished: Sequence[Request]) -> list[Request]:
         """Requests that have at most ``n_tokens`` to compute, oldest first, at most about twice ``window`` of them.

@@ -65,9 +65,9 @@ class AnswerEnds:
         for request in requests:
             if request.n_scheduled % block or not self._may_save(request):
                 continue
-            slot = self._reserve()
+            slot = self._reserve(request)
             if slot is None:
-                break
+                continue
             saved = _Saved(request.n_scheduled, slot)
             self._saved.setdefault(request, []).append(saved)
             self._coming.append((request, saved))
@@ -131,12 +131,12 @@ class AnswerEnds:
             return False
         return request in self._saved or len(self._saved) < self._max_requests
 
-    def _reserve(self) -> int | None:
+    def _reserve(self, request: Request) -> int | None:
         """Takes a slot: a free one, or of a state that nobody has gone on from once a prompt has repeated an
         answer."""
         if not (self._repeated.are_seen or self._states.n_free):
             return None
-        return self._states.reserve(spares_proven=True)
+        return self._states.reserve(request.namespace, spares_proven=True)
 
     def _forget(self, request: Request, saved: _Saved) -> None:
         self._saved[request].remove(saved)

@@ -19,5 +19,6 @@ class WindowPool(NamedTuple):
 
 
 def max_window_pages(window: int, max_row_tokens: int, page_size: int) -> int:
-    """Returns the most window pages that a request needs at once, for a window and a row of ``max_row_tokens``."""
-    return -(-(window + max_row_tokens) // page_size) + 1
+    """Returns the most window pages that a request has at once, for the window before the last page's end and a row
+    of ``max_row_tokens``."""
+    return -(-window // page_size) - (-max_row_tokens // page_size) + 1

@@ -13,7 +13,6 @@ from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.tenants.row_shares import RowShares
 from radixkv.settings.tenants import TenantConfig
-from radixkv.tree.spared import WaitingPrompt
 
 _MIN_WINDOW = 4
 """Fewest requests of a tenant that are ranked, however many tenants wait."""
@@ -135,10 +134,12 @@ class FairQueue:
         """
         return self._in_turn(lambda tenant: self._queues[tenant].candidates())
 
-    def next_prompts(self) -> Iterator[WaitingPrompt]:
-        """Yields what ``WaitingQueue.next_prompts`` does, of each tenant in turn, at most ``window`` of them."""
-        in_turn = zip_longest(*(self._queues[name].next_prompts() for name in self._turns))
-        return islice((prompt for prompts in in_turn for prompt in prompts if prompt is not None), self._window)
+    def next_requests(self) -> Iterator[Request]:
+        """Yields what ``WaitingQueue.next_requests`` does, of each tenant in turn, at most ``window`` of them."""
+        in_turn = zip_longest(*(self._queues[name].next_requests() for name in self._turns))
+        return islice(
+            (request for requests in in_turn for request in requests if request is not None), self._window
+        )
 
     def short(self, n_tokens: int, unfinished: Sequence[Request]) -> Iterator[Request]:
         """Yields requests that may overtake ``unfinished`` prompts, by ``WaitingQueue.short`` of each tenant.

@@ -20,7 +20,8 @@ class TenantPages(PageQuotas):
     A tenant *owns* the pages that are cached in its namespaces, detached ones too, and those that are private to
     its block tables. It *holds* the part of them that cannot be evicted. If it holds fewer than its floor, the
     difference is *reserved*: others leave so many pages available, and evict only what exceeds its floor. It never
-    owns more than its cap: its own pages are evicted first.
+    owns more than its cap: its own pages are evicted first. Slots of recurrent states have the same shares, but
+    that a cap is at least one slot.
 
     Args:
         tenants: all of them; those without a share of pages have neither floor nor cap.
@@ -33,9 +34,12 @@ class TenantPages(PageQuotas):
         """Pages of each tenant with a share."""
 
     def open(self, tree: RadixTree, n_pages: int) -> None:
-        """Begins to divide the pages of a cache. O(tenants)."""
+        """Begins to divide the pages of a cache, and its slots of recurrent states alike. O(tenants)."""
         self._tree = tree
         self.resize(n_pages)
+        if (states := tree.states) is not None:
+            floors = {one.name: one.min_pages(states.n_slots) for one in self._tenants}
+            states.divide(floors, {one.name: max(1, one.max_pages(states.n_slots)) for one in self._tenants})
 
     def resize(self, n_pages: int) -> None:
         """Sets the number of pages of which the tenants have shares. O(tenants)."""

@@ -81,6 +81,9 @@ class CopiedStates(Protocol):
             None if there is no room.
         """
 
+    def reserve_unneeded(self, lease: Lease, n_tokens: int) -> StatePlace | None:
+        """Does what ``reserve`` does, where no upcoming prompt needs the room, and no retained prefix."""
+
     def attach(self, place: StatePlace, lease: Lease) -> State | None:
         """Puts a state whose copy has ended into the tree, with ``NodeStates.attach``: returns what that does."""
 
@@ -92,16 +95,16 @@ class CopiedSlots(CopiedStates):
     """States of recurrent layers.
 
     Args:
-        states: of a tree.
-        page_size: tokens per page.
+        cache: has states.
+        states: of its tree.
         pages_per_part: see ``CopiedStates``.
     """
 
     max_parts = 1
     max_pages_lost = 0
 
-    def __init__(self, states: NodeStates, page_size: int, pages_per_part: int) -> None:
-        self._states, self._page_size, self.pages_per_part = states, page_size, pages_per_part
+    def __init__(self, cache: PageCache, states: NodeStates, pages_per_part: int) -> None:
+        self._cache, self._states, self.pages_per_part = cache, states, pages_per_part
 
     def hold(self, state: State) -> HeldState:
         """See ``CopiedStates``."""
@@ -116,8 +119,12 @@ class CopiedSlots(CopiedStates):
         self, lease: Lease, n_tokens: int, beside: Sequence[StatePlace] = (), *, spares_waiting: bool = False
     ) -> StatePlace | None:
         """See ``CopiedStates``."""
-        slot = self._states.reserve()
-        return None if slot is None else StatePlace(n_tokens, slot, {self._last_entry(n_tokens): slot})
+        return self._place(n_tokens, self._states.reserve(lease.namespace))
+
+    def reserve_unneeded(self, lease: Lease, n_tokens: int) -> StatePlace | None:
+        """See ``CopiedStates``."""
+        waiting = self._cache.upcoming_prompts()
+        return self._place(n_tokens, self._cache.tree.reserve_unneeded_state(lease.namespace, waiting))
 
     def attach(self, place: StatePlace, lease: Lease) -> State | None:
         """See ``CopiedStates``."""
@@ -127,8 +134,11 @@ class CopiedSlots(CopiedStates):
         """See ``CopiedStates``."""
         self._states.give_back(place.slot)
 
+    def _place(self, n_tokens: int, slot: int | None) -> StatePlace | None:
+        return None if slot is None else StatePlace(n_tokens, slot, {self._last_entry(n_tokens): slot})
+
     def _last_entry(self, n_tokens: int) -> int:
-        return n_tokens // self._page_size - 1
+        return n_tokens // self._cache.page_size - 1
 
 
 class CopiedTails(CopiedStates):
@@ -168,12 +178,16 @@ class CopiedTails(CopiedStates):
         table = self._windows.reserve_tail(self._cache, n_tokens, known, spares_waiting=spares_waiting)
         if table is None:
             return None
-        slot = self._states.reserve()
+        slot = self._states.reserve(lease.namespace)
         if slot is None:
             self._windows.close_copied(table)
             return None
         copied = {entry: page for entry, page in enumerate(table.pages, table.first) if known.get(entry) != page}
         return StatePlace(n_tokens, slot, copied, table)
+
+    def reserve_unneeded(self, lease: Lease, n_tokens: int) -> StatePlace | None:
+        """See ``CopiedStates``."""
+        return self.reserve(lease, n_tokens, spares_waiting=True)
 
     def attach(self, place: StatePlace, lease: Lease) -> State | None:
         """See ``CopiedStates``."""
@@ -201,4 +215,4 @@ def copied_states(cache: PageCache, n_state_pages: int) -> CopiedStates | None:
         return None
     if isinstance(cache.window_pages, WindowPages):
         return CopiedTails(cache, states, cache.window_pages)
-    return CopiedSlots(states, cache.page_size, n_state_pages)
+    return CopiedSlots(cache, states, n_state_pages)

@@ -157,7 +157,13 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         self._n_declined += 1
 
     def find_fetch(
-        self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes, *, looks_up: bool = False
+        self,
+        namespace: Namespace,
+        tokens: bytes,
+        cached: CachedPrefixes,
+        *,
+        looks_up: bool = False,
+        is_ahead: bool = False,
     ) -> Fetch | Lookup | None:
         """Returns a fetch from disk that the prompt should wait for: one in flight, or a new one.
 
@@ -169,25 +175,28 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             cached: what ``match`` has returned for the prompt.
             looks_up: whether to ask a store that servers share for pages that it is not known to have. Then the
                 prompt may have to wait for that.
+            is_ahead: whether it is not the prompt's turn yet: see ``StorageTier.begin_fetch``.
         """
         if self.disk is None:
             return None
         if (fetch := self.disk.find_load(namespace, tokens, cached.n_host)) is not None:
             return fetch
-        if looks_up and (lookup := self._look_up(namespace, tokens, cached)) is not None:
+        if looks_up and (lookup := self._look_up(namespace, tokens, cached, is_ahead=is_ahead)) is not None:
             return lookup
         cached = self.match_disk(namespace, tokens, cached)
         if not cached.n_beyond_host:
             return None
         if not self.should_load(cached):
-            self._n_fetches_declined += 1
+            self._n_fetches_declined += not is_ahead
             return None
-        fetch = self.disk.begin_fetch(namespace, tokens, cached.n_disk, cached.n_device)
+        fetch = self.disk.begin_fetch(namespace, tokens, cached.n_disk, cached.n_device, is_ahead=is_ahead)
         if fetch is not None:
             self._n_fetches_declined = 0
         return fetch
 
-    def _look_up(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> Lookup | None:
+    def _look_up(
+        self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes, *, is_ahead: bool
+    ) -> Lookup | None:
         """Begins a lookup, unless computing the whole prompt is faster than to look it up, fetch it and load it."""
         assert self.disk is not None
         if self.disk.store.health is None or self.load_policy == "never":
@@ -201,14 +210,16 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             or self._n_lookups_declined >= _MAX_DECLINED
             or self.cost.is_load_faster(best.n_beyond_device, best.n_beyond_host, looks_up=True)
         ):
-            self._n_lookups_declined += 1
+            self._n_lookups_declined += not is_ahead
             return None
         lookup = self.disk.look_up(namespace, tokens, cached.n_host)
         if lookup is not None:
             self._n_lookups_declined = 0
         return lookup
 
-    def begin_load(self, namespace: Namespace, tokens: bytes, n_pages: int = 0, n_kept: int = 0) -> HostLoad | None:
+    def begin_load(
+        self, namespace: Namespace, tokens: bytes, n_pages: int = 0, n_kept: int = 0, *, is_ahead: bool = False
+    ) -> HostLoad | None:
         """Starts to copy what the host tier has of a prompt beyond the device's cached prefix.
 
         O(pages), and O(log leaves) a leaf evicted.
@@ -218,50 +229,63 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             tokens: the prompt.
             n_pages: pages that its request needs in all, without window pages.
             n_kept: available pages that others need.
+            is_ahead: whether it is not the prompt's turn yet. Then nobody waits for the load. It takes pages that
+                nobody needs, and is neither a use nor a hit; the device's pages before it must be computed.
 
         Returns:
             None if too few pages are available or there is nothing to copy; the cached prefixes count as used.
         """
-        source = self.host.open(namespace, tokens, is_hit=False)
+        source = self.host.open(namespace, tokens, is_use=not is_ahead, is_hit=False)
         last = source.n_leased
         if source.state is not None:
             tokens = tokens[: last * self.device.page_size * TOKEN_BYTES]
-        blocks = self.device.open(namespace, tokens, is_hit=False, needs_state=False)
+        blocks = self.device.open(namespace, tokens, is_use=not is_ahead, is_hit=False, needs_state=False)
         first = blocks.n_leased
         # Counted now, because the lease on the device's prefix makes its pages unavailable.
         n_missing = self.device.n_missing_beside(blocks, last, max(n_pages, last), self.max_row_tokens)
         has_room = n_missing <= self.device.n_available_to(namespace) - n_kept
+        has_room = has_room and (blocks.is_computed or not is_ahead)
+        reserve = self.device.reserve_unneeded if is_ahead else self.device.reserve_copied
         place = None
         if has_room and source.state is not None:
-            assert self.upper_states is not None
+            states = self.upper_states
+            assert states is not None
             assert blocks.lease is not None
-            place = self.upper_states.reserve(blocks.lease, source.state.n_tokens)
+            reserve_state = states.reserve_unneeded if is_ahead else states.reserve
+            place = reserve_state(blocks.lease, source.state.n_tokens)
         has_more = last > first if self.upper_states is None else place is not None
-        if not has_more or not has_room or not self.device.reserve_copied(blocks, last):
+        if not has_more or not has_room or not reserve(blocks, last):
             if place is not None and self.upper_states is not None:
                 self.upper_states.give_back(place)
             self.host.close(source)
             self.device.close(blocks)
             return None
-        self.host.count_hit(source)
-        self.device.count_hit(blocks)
+        if not is_ahead:
+            self.host.count_hit(source)
+            self.device.count_hit(blocks)
         self._n_declined = 0
         page_size, pages = self.device.page_size, blocks.pages[first:last]
         tokens = tokens[: last * page_size * TOKEN_BYTES]
-        load = HostLoad(namespace, bytearray(tokens), blocks, source, first * page_size, pages, is_wanted=True)
-        states = []
+        load = HostLoad(
+            namespace, bytearray(tokens), blocks, source, first * page_size, pages, is_wanted=not is_ahead
+        )
+        pairs = []
         if source.state is not None and place is not None:
             assert self.host_states is not None
             assert self.host.tree.states is not None
             held = self.host_states.hold(source.state)
-            states = place.pairs(held)
+            pairs = place.pairs(held)
             self.host_states.let_go(held)  # the lease's block table holds it
             place.is_turn = source.state.is_turn
             load.state = place
-            load.n_more = len(states) * self.host_states.pages_per_part
+            load.n_more = len(pairs) * self.host_states.pages_per_part
             self.host.tree.states.use(source.state)
-        self._loads[self.copier.load(source.pages[first:last], pages, states)] = load
+        self._loads[self.copier.load(source.pages[first:last], pages, pairs)] = load
         return load
+
+    def count_hit(self, namespace: Namespace, tokens: bytes) -> None:
+        """Makes a prompt whose pages were loaded ahead a use and a hit of the host tier's pages. O(pages)."""
+        self.host.close(self.host.open(namespace, tokens, needs_state=False))
 
     def advance(self) -> bool:
         """Takes the copies that have finished, then starts stores and writes of offered sequences.
@@ -310,11 +334,12 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             self.disk.flush()
         self.host.flush()
 
-    def stats(self, n_loading: int) -> HostStats:
+    def stats(self, n_loading: int, n_ahead: int, n_ahead_used: int) -> HostStats:
         """Returns the counters and gauges of the host tier. O(1).
 
         Args:
             n_loading: requests that wait for its pages.
+            n_ahead, n_ahead_used: pages loaded ahead since the start, and those of them that were of use.
         """
         return HostStats(
             n_slots=self.host.n_pages,
@@ -332,6 +357,8 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             compute_seconds_per_token=self.cost.compute_s_per_token,
             n_state_slots=self.copier.n_state_slots,
             n_state_slots_free=0 if self.host.recurrent_states is None else self.host.recurrent_states.n_free,
+            pages_loaded_ahead_total=n_ahead,
+            pages_loaded_ahead_used_total=n_ahead_used,
         )
 
     def check(self) -> None:

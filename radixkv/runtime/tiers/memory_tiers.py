@@ -11,7 +11,8 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.protocols import Queue, TierChanges, TierHits, Tiers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.tiers.host_tier import HostLoad, HostTier
+from radixkv.runtime.tiers.host_tier import CachedPrefixes, HostLoad, HostTier
+from radixkv.runtime.tiers.load_ahead import LoadAhead
 from radixkv.runtime.tiers.storage_tier import Fetch, Lookup
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
@@ -73,6 +74,7 @@ class MemoryTiers(Tiers):
         self.n_host_slots = host_tier.copier.n_slots
         self.has_disk = host_tier.disk is not None
         self._clock = clock
+        self._ahead = LoadAhead(host_tier, waiting.next_requests)
         self._loads: dict[Request, _Loading] = {}
         """The loading and loaded requests, in the order in which their loads began."""
         self._joined: dict[Request, HostLoad | Fetch | Lookup] = {}
@@ -114,9 +116,13 @@ class MemoryTiers(Tiers):
         """Whether pages are being copied for which requests may wait: to any tier but the disk. O(1)."""
         return self._host_tier.delays_requests
 
-    def watch(self, waiting: Callable[[], Iterable[WaitingPrompt]]) -> None:
-        """Lets the host tier evict what waiting prompts need last."""
+    def watch(
+        self, waiting: Callable[[], Iterable[WaitingPrompt]], n_unclaimed: Callable[[Namespace], int]
+    ) -> None:
+        """Lets the host tier evict what waiting prompts need last, and lets pages be loaded ahead where there is
+        room."""
         self._host_tier.host.upcoming_prompts = waiting
+        self._ahead.n_unclaimed = n_unclaimed
 
     def offer(self, namespace: Namespace, tokens: bytes, on_stored: Callable[[Namespace, bytes], None]) -> None:
         """Offers a sequence to the host tier, at the cost of ``HostTier.offer``."""
@@ -154,18 +160,17 @@ class MemoryTiers(Tiers):
         cached = host_tier.match(request.namespace, request.key)
         joined = host_tier.find_load(request.namespace, request.key, cached.n_device)
         if joined is not None:
-            self._take(request)
-            self._joined[request] = joined
+            self._join(request, joined, cached)
             return True
         n_missing = self._cache.pages_for(request.n_known) - cached.n_device // self._cache.page_size
         if n_missing > n_available:
             return False
         wait = self._waits.get(request) or _Wait(self._clock())
-        fetchable, looks_up = request.key[: wait.n_fetchable_bytes], not wait.is_looked_up
+        fetchable = request.key[: wait.n_fetchable_bytes]
+        looks_up = not (wait.is_looked_up or self._ahead.has_looked_up(request))
         fetch = host_tier.find_fetch(request.namespace, fetchable, cached, looks_up=looks_up)
         if fetch is not None:
-            self._take(request)
-            self._joined[request] = fetch
+            self._join(request, fetch, cached)
             return True
         if not host_tier.should_load(cached):
             if cached.n_beyond_device:
@@ -176,6 +181,7 @@ class MemoryTiers(Tiers):
         load = host_tier.begin_load(request.namespace, request.key, n_pages, n_kept)
         if load is None:
             return False
+        self._settle(request, cached.n_device)
         self._take(request)
         loading = _Loading(load, self._cache.n_missing(load.blocks, request.n_known, host_tier.max_row_tokens))
         self._loads[request] = loading
@@ -183,7 +189,8 @@ class MemoryTiers(Tiers):
         return True
 
     def advance(self) -> bool:
-        """Takes finished copies: their requests are loaded, and those that joined wait again.
+        """Takes finished copies: their requests are loaded, and those that joined wait again. Then begins to copy
+        what waiting requests will need, if none waits for a copy.
 
         Loaded requests whose pages were detached meanwhile wait again, too: a flush has dropped the pages, or the
         step that was to compute the pages before them has failed. O(loads).
@@ -211,6 +218,8 @@ class MemoryTiers(Tiers):
                 request.uses_tiers = request.uses_tiers and not load.has_failed
                 self.retract(request)
                 has_finished = True
+        is_waiting = bool(self._joined) or not all(load.is_done for load, _ in self._loads.values())
+        self._ahead.advance(may_begin=not is_waiting)
         return has_finished
 
     def take(self, request: Request) -> None:
@@ -268,8 +277,10 @@ class MemoryTiers(Tiers):
     def used(self, request: Request) -> None:
         """Offers the cached prefix on which a request is admitted. O(pages leased)."""
         blocks = request.blocks
-        if request.uses_tiers and blocks.n_leased:
-            n_bytes = blocks.n_leased * self._cache.page_size * TOKEN_BYTES
+        n_bytes = blocks.n_leased * self._cache.page_size * TOKEN_BYTES
+        if self._settle(request, n_bytes // TOKEN_BYTES):
+            self._host_tier.count_hit(request.namespace, request.key[:n_bytes])
+        if request.uses_tiers and n_bytes:
             self._host_tier.offer_used(request.namespace, request.key[:n_bytes])
 
     def computed(self, plan: StepPlan, requests: Sequence[Request]) -> None:
@@ -336,7 +347,9 @@ class MemoryTiers(Tiers):
     def stats(self) -> tuple[HostStats | None, DiskStats | None]:
         """Returns the counters and gauges of host tier and disk tier. O(1)."""
         disk = self._host_tier.disk
-        return self._host_tier.stats(len(self)), None if disk is None else disk.stats()
+        return self._host_tier.stats(
+            len(self), self._ahead.n_loaded, self._ahead.n_used
+        ), None if disk is None else disk.stats()
 
     def changes(self) -> list[TierChanges]:
         """Begins to record the changes of host tier and disk tier; returns their sources. O(1)."""
@@ -365,6 +378,31 @@ class MemoryTiers(Tiers):
         wait = self._waits.setdefault(request, _Wait(self._clock()))
         if request.first_row is None:
             wait.ended_at = None
+
+    def _join(self, request: Request, copy: HostLoad | Fetch | Lookup, cached: CachedPrefixes) -> None:
+        if not self._ahead.is_copying(request):  # its own copy is settled when the request is admitted
+            self._settle(request, cached.n_device)
+        self._take(request)
+        self._joined[request] = copy
+
+    def _settle(self, request: Request, n_found: int) -> bool:
+        """Notes what was copied ahead for a request whose turn it is; returns whether the device has any of it.
+
+        O(copies).
+
+        Args:
+            request: the request.
+            n_found: leading tokens that the device has.
+        """
+        brought = self._ahead.settle(request, n_found)
+        if brought is None:
+            return False
+        for first, last in brought.fetched:
+            request.cache_use.note("fetched", first, last)
+        found = [(first, min(last, n_found)) for first, last in brought.loaded if first < n_found]
+        for first, last in found:
+            request.cache_use.note("loaded", first, last)
+        return bool(found)
 
     def _note_end(self, request: Request) -> None:
         if request.first_row is None:

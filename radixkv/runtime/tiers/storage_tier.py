@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.tiers.copied_states import copied_states
+from radixkv.runtime.tiers.copied_states import StatePlace, copied_states
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.storage_changes import StorageChanges
 from radixkv.runtime.tiers.stores.page_keys import KeyChain, StateKeys, namespace_key
@@ -19,6 +19,9 @@ from radixkv.wire.stats import DiskStats, SharedStoreStats
 
 _MAX_WRITTEN_BYTES = 256 << 20
 """See ``TierLink``."""
+_MAX_AHEAD_BYTES = 64 << 20
+"""Most bytes, or an eighth of the host tier, that are fetched at once for a prompt whose turn has not come: a fetch
+for one whose turn it is shares the rate with it."""
 
 
 @dataclass(slots=True)
@@ -144,22 +147,27 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         for lookup in self._lookups.values():
             if lookup.key == keys[-1]:
                 return lookup
-        ticket = self.store.look_up(keys[first:], self._states)
+        ticket = self.store.look_up(keys, first, self._states)
         if ticket is None:
             return None
         self._lookups[ticket] = lookup = Lookup(keys[-1])
         return lookup
 
-    def begin_fetch(self, namespace: Namespace, tokens: bytes, n_tokens: int, n_device: int) -> Fetch | None:
+    def begin_fetch(
+        self, namespace: Namespace, tokens: bytes, n_tokens: int, n_device: int, *, is_ahead: bool = False
+    ) -> Fetch | None:
         """Starts to read the pages of a prompt's first ``n_tokens`` that the host tier does not have. O(tokens).
 
-        If too few slots are available, only the leading pages are read that have one.
+        If too few slots are available, only the leading pages are read that have one; with states, those up to the
+        deepest state for which there is room.
 
         Args:
             namespace: the prompt's.
             tokens: the prompt.
             n_tokens: length of its prefix in host tier and store together.
             n_device: length of its prefix on the device.
+            is_ahead: whether it is not the prompt's turn yet. Then it takes slots that nobody needs, and only so
+                many leading pages are read as have ``_MAX_AHEAD_BYTES``, where pages are of use without a state.
 
         Returns:
             None if there is no slot for a page that the device lacks; the cached prefix counts as used.
@@ -167,17 +175,25 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         page_size = self.host.page_size
         tokens = tokens[: n_tokens * TOKEN_BYTES]
         # The load that follows counts the hit.
-        blocks = self.host.open(namespace, tokens, is_hit=False, needs_state=False)
+        blocks = self.host.open(namespace, tokens, is_use=not is_ahead, is_hit=False, needs_state=False)
         first = blocks.n_leased
         n_available = max(0, self.host.n_available_to(namespace))
-        last = min(n_tokens // page_size, first + n_available)
-        state, has_room = None, last > max(first, n_device // page_size)
+        last, state = min(n_tokens // page_size, first + n_available), None
+        if is_ahead and self.upper_states is None:
+            last = min(last, first + max(1, min(_MAX_AHEAD_BYTES // self.store.page_bytes, self.host.n_pages // 8)))
+        n_least = max(first, n_device // page_size)
         if (states := self.upper_states) is not None:
-            assert blocks.lease is not None
-            if states.n_pages_with(n_tokens // page_size - first) <= n_available:
-                state = states.reserve(blocks.lease, last * page_size)
-            has_room = state is not None
-        if not has_room or not self.host.reserve_copied(blocks, last):
+            (n_host,) = self.host.matches([(namespace, tokens)])  # it may have more pages, without a state
+            n_least = max(n_host, n_device) // page_size
+            last, state = self._reserve_state(blocks, tokens, n_least, n_available, is_ahead=is_ahead)
+            if last < first:
+                self.host.close(blocks)
+                whole = tokens[: last * page_size * TOKEN_BYTES]
+                blocks = self.host.open(namespace, whole, is_use=not is_ahead, is_hit=False, needs_state=False)
+                first = blocks.n_leased
+        reserve = self.host.reserve_unneeded if is_ahead else self.host.reserve_copied
+        has_room = last > n_least and (blocks.is_computed or not is_ahead)
+        if not has_room or not reserve(blocks, last):
             if state is not None and states is not None:
                 states.give_back(state)
             self.host.close(blocks)
@@ -328,6 +344,38 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             return keys
         last = (len(tokens) // TOKEN_BYTES - 1) // self.host.page_size  # a token is computed on the state
         return keys[: next(iter(self._states.ends(last)), 0)]
+
+    def _reserve_state(
+        self, blocks: BlockTable, tokens: bytes, n_least: int, n_available: int, *, is_ahead: bool
+    ) -> tuple[int, StatePlace | None]:
+        """Makes room in the host tier for the deepest state of a prompt that fits there with the pages before it.
+
+        O(pages), and a question to the store for each part of states.
+
+        Args:
+            blocks: leases the pages that the host tier has.
+            tokens: the prompt, up to the end of what can be had.
+            n_least: pages after which the state must be.
+            n_available: pages that the host tier has room for.
+            is_ahead: whether room is made only where no upcoming prompt needs it.
+
+        Returns:
+            After how many pages the state is, and its place; 0 and None if none fits.
+        """
+        states, lease = self.upper_states, blocks.lease
+        assert states is not None
+        assert self._states is not None
+        assert lease is not None
+        keys = self._chain.keys(lease.namespace, tokens)
+        reserve = states.reserve_unneeded if is_ahead else states.reserve
+        last = len(keys)
+        while last > n_least:
+            if states.n_pages_with(max(0, last - blocks.n_leased)) <= n_available:
+                state = reserve(lease, last * self.host.page_size)
+                if state is not None:
+                    return last, state
+            last = self._states.deepest(keys, last - 1, n_least, self._has_part)
+        return 0, None
 
     def _n_known(self, keys: Sequence[bytes], first: int) -> int:
         """Returns how many leading pages can be had of those that host tier and store are known to have.

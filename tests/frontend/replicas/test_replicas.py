@@ -461,6 +461,28 @@ def test_a_full_queue_refuses_at_once_what_others_may_not_take() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("flags", [[["is_full"], []], [[], ["is_full"]]])
+def test_a_server_that_drains_answers_what_a_full_queue_has_refused(flags: list[list[str]]) -> None:
+    """It was accepted before. The server is not idle once it has gone to a replica that was."""
+
+    async def test() -> None:
+        async with replicas(flags=flags) as state:
+            for first in range(6):
+                prompt = Submit(f"a{first}", pack_tokens([first, 4]), SamplingParams(max_tokens=4))
+                tokens = b""
+                async with state.client.submit([prompt], arrived=Arrival(time.monotonic())) as group:
+                    state.client.refusal = Draining("the end")
+                    idle = asyncio.create_task(state.client.idle())
+                    async for delta in group.deltas():
+                        assert not idle.done() or delta.done is not None
+                        tokens += delta.tokens
+                await idle
+                assert tokens == pack_tokens([first, 4, first, 4])
+                state.client.refusal = None
+
+    run(test)
+
+
 def test_what_a_full_queue_refuses_goes_to_the_next_best_and_is_counted_there() -> None:
     async def test() -> None:
         async with replicas(flags=[["is_full"], ["is_empty"], []]) as state:

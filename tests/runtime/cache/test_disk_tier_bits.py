@@ -97,6 +97,19 @@ def test_pages_that_the_host_tier_has_evicted_come_from_disk(restarts: Restarts)
         assert server.disk.store.counts.n_lost == 0
 
 
+def test_pages_are_fetched_and_loaded_while_their_requests_wait(restarts: Restarts) -> None:
+    restarts.fill()
+    with restarts.server(n_pages=100, max_rows=1) as server:
+        server.add(99, ids(8, seed=99), 12)
+        server.loop.turn()
+        server.serve_all(PROMPTS, N_TOKENS)
+        restarts.cold.check(server, restarts.logits, PROMPTS)
+        assert [server.outputs[seed].n_loaded for seed in PROMPTS] == WHOLE
+        host, _ = server.scheduler.tiers.stats()
+        assert host is not None
+        assert host.pages_loaded_ahead_used_total > 0
+
+
 def test_pages_outlive_the_server(restarts: Restarts) -> None:
     restarts.fill()
     for _ in range(2):

@@ -65,6 +65,20 @@ def test_a_partial_hit_in_the_host_tier(checkpoint: Checkpoint, cold: ColdAnswer
         cold.check(server, logits, [seed])
 
 
+def test_pages_that_were_loaded_while_their_requests_waited(
+    checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits
+) -> None:
+    server = tiered(checkpoint, n_pages=80, max_rows=1)
+    serve_in_turn(server)
+    evict_all(server.cache)
+    server.serve_all(PROMPTS, N_TOKENS)
+    cold.check(server, logits, PROMPTS)
+    host, _ = server.scheduler.tiers.stats()
+    assert host is not None
+    assert host.pages_loaded_ahead_used_total > 0
+    assert sum(server.outputs[seed].n_loaded for seed in PROMPTS) > host.pages_loaded_ahead_used_total * 4 > 0
+
+
 @pytest.mark.parametrize("budget", [4, 7, 16])
 def test_many_requests_in_chunks_under_pressure(
     checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, budget: int

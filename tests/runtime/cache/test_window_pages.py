@@ -213,3 +213,17 @@ def test_requests_that_need_the_whole_pool_one_after_another() -> None:
     one.run_to_the_end("length")
     assert first.phase is second.phase is Phase.FINISHED
     assert one.scheduler.n_preemptions > 0
+
+
+@pytest.mark.parametrize("window", [5, 6, 7, 8])
+@pytest.mark.parametrize("n_answer", range(5, 9))
+def test_the_next_turn_goes_on_from_the_last_page_of_an_answer_of_any_length(window: int, n_answer: int) -> None:
+    """Also where the window is no multiple of a page, and wherever in a page the answer ends."""
+    engine = Engine(60, 4, mixed_window=window)
+    prompt = [*range(10, 29), 3, 4]
+    request = engine.serve(prompt, n_answer)
+    turn = [*prompt, *engine.output(request), 50, 51, 52, 53, 54]
+    n_computed = len(prompt) + n_answer - 1  # the last token of an answer is not computed
+    assert engine.n_cached(turn) == n_computed - n_computed % 4
+    engine.serve(turn, 2)
+    engine.run_to_the_end()

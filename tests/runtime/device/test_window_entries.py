@@ -67,3 +67,30 @@ def test_entries_of_an_earlier_request_in_the_batch_slot_are_not_those_of_the_ne
     entries.check(plan_of(row(0, 0, 8, 0, (1, 2, 3, 4))))
     with pytest.raises(InvariantError, match="a row may start at 9"):
         entries.check(plan_of(row(0, 8, 2, 3, (5, 6))))
+
+
+@pytest.mark.parametrize(
+    ("start", "n_tokens", "news"),
+    [
+        pytest.param(4, 2, (0, ()), id="no pages, where the earlier request has some"),
+        pytest.param(0, 2, (0, ()), id="no pages, from the beginning"),
+        pytest.param(10, 2, (4, (5, 6)), id="pages that continue the earlier ones"),
+    ],
+)
+def test_a_row_that_does_not_continue_the_last_one_is_of_another_request(
+    start: int, n_tokens: int, news: tuple[int, tuple[int, ...]]
+) -> None:
+    entries = entries_of()
+    entries.check(plan_of(row(0, 0, 8, 0, (1, 2, 3, 4))))
+    with pytest.raises(InvariantError, match="no window pages are known"):
+        entries.check(plan_of(row(0, start, n_tokens, *news)))
+
+
+def test_a_row_may_start_at_each_token_after_a_draft_that_was_accepted() -> None:
+    for start in (3, 4, 5):
+        entries = entries_of()
+        with_drafts = msgspec.structs.replace(row(0, 0, 5, 0, (1, 2, 3)), n_drafts=2)
+        entries.check(plan_of(with_drafts))
+        entries.check(plan_of(row(0, start, 1)))
+    with pytest.raises(InvariantError, match="no window pages are known"):
+        entries.check(plan_of(row(0, 2, 1)))

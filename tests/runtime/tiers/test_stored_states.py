@@ -112,3 +112,20 @@ def test_a_sequence_for_which_the_host_tier_is_too_small_evicts_nothing(kind: di
     engine.store_all()
     assert (in_host(engine), engine.host.n_evicted) == (before, 0)
     engine.run_to_the_end()
+
+
+@of_each_kind
+def test_a_prefix_on_disk_that_does_not_fit_the_host_tier_comes_up_to_an_earlier_state(
+    kind: dict[str, int],
+) -> None:
+    """The disk tier was written by a server with more host memory."""
+    before = Engine(200, 4, n_slots=150, has_disk=True, max_num_batched_tokens=256, **kind)
+    long = [*SYSTEM, *(30 + n % 60 for n in range(120)), MESSAGE_END, 4]
+    for prompt in (chat(0), long):
+        before.serve(prompt, 1)
+        before.store_all()
+    engine = Engine(200, 4, n_slots=24, has_disk=True, max_num_batched_tokens=256, **kind)
+    engine.store.pages = before.store.pages
+    engine.serve(long, 1)
+    assert engine.n_computed == len(long) - len(SYSTEM)
+    engine.run_to_the_end()

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from radixkv.frontend.answers import PartSink, SingleAnswer
+from radixkv.frontend.api.anthropic.diagnostics import diagnostics_field, message_id
+from radixkv.frontend.cache_diagnostics.diagnosis import Diagnosis
 from radixkv.frontend.http.sse import typed_event
 from radixkv.generation.output import OutputDelta
 from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart, continues, text_of
@@ -22,14 +24,26 @@ class MessageWriter:
     Args:
         answer: runs the prompt.
         model: the name of the model.
+        diagnosis: what to tell of an earlier message; None for nothing.
+        explains_cache: whether the usage says why the prompt was not cached further.
         reports_edits: whether the response says which edits of the conversation were made, which is none.
     """
 
-    def __init__(self, answer: SingleAnswer, model: str, *, reports_edits: bool = False) -> None:
+    def __init__(
+        self,
+        answer: SingleAnswer,
+        model: str,
+        diagnosis: Diagnosis | None = None,
+        *,
+        explains_cache: bool = False,
+        reports_edits: bool = False,
+    ) -> None:
         self._answer = answer
+        self._diagnosis = diagnosis
+        self._explains_cache = explains_cache or (diagnosis is not None and diagnosis.is_asked)
         self._edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if reports_edits else {}
         self._head = {
-            "id": f"msg_{answer.id}",
+            "id": message_id(answer),
             "type": "message",
             "role": "assistant",
             "model": model,
@@ -45,7 +59,14 @@ class MessageWriter:
         output = await self._answer.whole()
         content = [_block(part, text_of(part)) for part in output.parts]
         end = self._end(output) | {"container": None}
-        message = {**self._head, "content": content, **end, **self._edits, "usage": self._usage()}
+        message = {
+            **self._head,
+            "content": content,
+            **end,
+            **self._edits,
+            "diagnostics": self._diagnostics(),
+            "usage": self._usage_at_end(),
+        }
         return msgspec.json.encode(message)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -56,7 +77,7 @@ class MessageWriter:
                     yield part
         events = [
             *self._blocks.end(),
-            {"type": "message_delta", "delta": self._end(self._last), **self._edits, "usage": self._usage()},
+            {"type": "message_delta", "delta": self._end(self._last), **self._edits, "usage": self._usage_at_end()},
             {"type": "message_stop"},
         ]
         yield b"".join(map(typed_event, events))
@@ -81,6 +102,7 @@ class MessageWriter:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "diagnostics": self._diagnostics(),
             "usage": self._usage(),
         }
         return {"type": "message_start", "message": message}
@@ -92,6 +114,19 @@ class MessageWriter:
         if output.finish_reason == "length" and self._answer.ends_with_context:
             return {"stop_reason": "model_context_window_exceeded", "stop_sequence": None}
         return {"stop_reason": _STOP_REASONS.get(output.finish_reason or "", "end_turn"), "stop_sequence": None}
+
+    def _diagnostics(self) -> dict[str, Any] | None:
+        """Returns ``diagnostics``, once, when the cache was read."""
+        if self._diagnosis is None:
+            return None
+        return diagnostics_field(self._diagnosis.conclude(self._answer.n_cached))
+
+    def _usage_at_end(self) -> dict[str, Any]:
+        """Returns the usage, with the miss if the request asks for it."""
+        usage: dict[str, Any] = self._usage()
+        if self._explains_cache and self._answer.cache_miss is not None:
+            usage["cache_miss"] = self._answer.cache_miss
+        return usage
 
     def _usage(self) -> dict[str, int]:
         """Returns the usage so far. From the first token on, only the tokens of the answer change."""

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from radixkv.frontend.answers import open_answer, respond
+from radixkv.frontend.api.anthropic.diagnostics import message_fingerprint, message_id
 from radixkv.frontend.api.anthropic.response import MessageWriter
 from radixkv.frontend.api.anthropic.schema import (
     CountTokensRequest,
@@ -15,6 +16,7 @@ from radixkv.frontend.api.anthropic.schema import (
 )
 from radixkv.frontend.api.anthropic.translation import prompt_chat, to_chat
 from radixkv.frontend.arrival import Arrival, tenant_of
+from radixkv.frontend.cache_diagnostics.diagnosis import CacheDiagnostics
 from radixkv.frontend.chat import MAX_COUNTED_CHARACTERS, count_tokens
 from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
@@ -22,7 +24,9 @@ from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
 
 
-def add_messages_routes(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
+def add_messages_routes(
+    app: DocumentedApp, client: EngineClient, served_model: ServedModel, diagnostics: CacheDiagnostics
+) -> None:
     """Adds the routes ``/v1/messages`` and ``/v1/messages/count_tokens``."""
 
     @app.post("/v1/messages", openapi_extra=app.json_body(MessagesRequest))
@@ -31,8 +35,19 @@ def add_messages_routes(app: DocumentedApp, client: EngineClient, served_model: 
         arrived = Arrival.of(request)
         body = await app.read_body(request, parse_messages, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
-        answer = await open_answer(request, to_chat(body), client, served_model, arrived)
-        writer = MessageWriter(answer, served_model.name, reports_edits=body.context_management is not None)
+        chat = to_chat(body)
+        answer = await open_answer(request, chat, client, served_model, arrived)
+        diagnosis = None
+        if body.diagnostics is not None:
+            fingerprint = message_fingerprint(body, chat, answer, served_model)
+            diagnosis = diagnostics.open(arrived.tenant, message_id(answer), fingerprint, body.compared_id)
+        writer = MessageWriter(
+            answer,
+            served_model.name,
+            diagnosis,
+            explains_cache=bool(body.explain_cache),
+            reports_edits=body.context_management is not None,
+        )
         return await respond(request, writer, streams=bool(body.stream), end=b"")
 
     @app.post("/v1/messages/count_tokens", openapi_extra=app.json_body(CountTokensRequest))

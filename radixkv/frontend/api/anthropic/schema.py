@@ -36,6 +36,12 @@ class CacheControl(msgspec.Struct):
     ttl: str | None = None
 
 
+class Diagnostics(msgspec.Struct):
+    """``diagnostics``: asks what has changed since an earlier message."""
+
+    previous_message_id: str | None = None
+
+
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     """The body of ``POST /v1/messages/count_tokens``: the fields that make the prompt."""
 
@@ -56,17 +62,29 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """The body of ``POST /v1/messages``, with radixkv's fields about cache and queue."""
 
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    max_tokens: Annotated[int, msgspec.Meta(ge=0, description="0 only computes the prompt, for the cache.")]
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int64 | None = None
     stream: bool | None = False
     cache_control: CacheControl | None = None
+    diagnostics: Diagnostics | None = None
     thread: dict[str, Any] | None = None
     session_id: str | None = None
     priority: Int64 | None = None
     expected_pause_s: float | None = None
+    explain_cache: bool | None = False
+
+    @property
+    def prewarms(self) -> bool:
+        """Whether only the prompt is computed, for the cache."""
+        return self.max_tokens == 0
+
+    @property
+    def compared_id(self) -> str | None:
+        """The id of the message to whose request this one is compared; None for no comparison."""
+        return None if self.diagnostics is None else self.diagnostics.previous_message_id
 
 
 _CHECKS = {

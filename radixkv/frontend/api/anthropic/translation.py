@@ -57,6 +57,8 @@ def to_chat(request: MessagesRequest) -> Chat:
         raise ThreadNotStored(
             "thread is not supported: conversations are not stored; send all messages", param="thread"
         )
+    if request.prewarms:
+        _check_prewarming(request)
     chat = prompt_chat(request)
     text_format = _structured_outputs(request.output_config)
     if text_format is not None and chat.continue_final_message:
@@ -77,12 +79,26 @@ def to_chat(request: MessagesRequest) -> Chat:
         pin_s=_pin_s(request.cache_control),
         max_tokens=min(request.max_tokens, _MAX_TOKENS),
         max_tokens_field=None,
-        field_names={"stop": "stop_sequences", "structured_outputs": "output_config"},
+        field_names={"stop": "stop_sequences", "structured_outputs": "output_config", "prewarm": "max_tokens"},
         format_field="tools" if text_format is None else "output_config",
         session_id=request.session_id or "",
         priority=request.priority or 0,
         expected_pause_s=request.expected_pause_s,
+        generates=not request.prewarms,
     )
+
+
+def _check_prewarming(request: MessagesRequest) -> None:
+    """Raises ``InvalidRequest`` for what Anthropic refuses in a request that only computes its prompt."""
+    refused = {
+        "stream": bool(request.stream),
+        "thinking": request.thinking is not None and request.thinking.type == "enabled",
+        "output_config": request.output_config is not None and request.output_config.format is not None,
+        "tool_choice": request.tool_choice is not None and request.tool_choice.get("type") in ("any", "tool"),
+    }
+    for name, is_asked in refused.items():
+        if is_asked:
+            raise _invalid(f"max_tokens is 0, which generates nothing, and {name} asks for an answer", name)
 
 
 def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:

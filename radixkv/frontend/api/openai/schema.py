@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from radixkv.errors import InvalidRequest
+from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.frontend.http.body_decoder import (
     BodyDecoder,
     Int64,
@@ -196,6 +196,13 @@ def parse_chat(body: bytes, max_prompt_tokens: int, misspelt: dict[str, str] | N
 
 
 def _check(request: GenerationRequest) -> None:
+    options = request.prompt_cache_options
+    if options is not None and (options.prewarm or options.comparison_response_id is not None):
+        name = "prewarm" if options.prewarm else "comparison_response_id"
+        raise UnsupportedFeature(
+            f"prompt_cache_options.{name} is a field of /v1/responses, as OpenAI's is; use it there",
+            param="prompt_cache_options",
+        )
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     if request.stream and request.use_beam_search:

@@ -30,6 +30,7 @@ class TextOptions(msgspec.Struct):
     """``text``."""
 
     format: TextFormat | None = None
+    verbosity: str | None = None
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
@@ -53,11 +54,24 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         Literal["auto", "disabled"] | None,
         msgspec.Meta(description="A prompt that does not fit is refused with both values."),
     ] = None
+    prompt_cache_key: str | None = None
     prompt_cache_options: PromptCacheOptions | None = None
+    service_tier: str | None = None
     cache_salt: str | None = None
     session_id: str | None = None
     priority: Int64 | None = None
     expected_pause_s: float | None = None
+    explain_cache: bool | None = False
+
+    @property
+    def prewarms(self) -> bool:
+        """Whether only the prompt is computed, for the cache."""
+        return self.prompt_cache_options is not None and bool(self.prompt_cache_options.prewarm)
+
+    @property
+    def compared_id(self) -> str | None:
+        """The id of the response to whose request this one is compared; None for no comparison."""
+        return None if self.prompt_cache_options is None else self.prompt_cache_options.comparison_response_id
 
 
 _CHECKS = {name: check_values(name) for name in ("input", "instructions", "tools", "text")}

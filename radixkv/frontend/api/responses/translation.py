@@ -66,7 +66,12 @@ def to_chat(request: ResponsesRequest) -> Chat:
         },
         max_tokens=request.max_output_tokens,
         max_tokens_field="max_output_tokens",
-        field_names={"messages": "input", "max_tokens": "max_output_tokens", "structured_outputs": "text"},
+        field_names={
+            "messages": "input",
+            "max_tokens": "max_output_tokens",
+            "structured_outputs": "text",
+            "prewarm": "prompt_cache_options",
+        },
         format_field="tools" if text_format is None else "text",
         variables=effort_variables(None if request.reasoning is None else request.reasoning.effort),
         pin_s=None if options is None else options.pin_s,
@@ -74,6 +79,7 @@ def to_chat(request: ResponsesRequest) -> Chat:
         session_id=request.session_id or "",
         priority=request.priority or 0,
         expected_pause_s=request.expected_pause_s,
+        generates=not request.prewarms,
     )
 
 

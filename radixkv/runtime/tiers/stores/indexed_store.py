@@ -51,7 +51,7 @@ class IndexedStore:
         """See ``PageStore``."""
         return None
 
-    def look_up(self, keys: Sequence[bytes], states: StateKeys | None = None) -> int | None:
+    def look_up(self, keys: Sequence[bytes], first: int = 0, states: StateKeys | None = None) -> int | None:
         """See ``PageStore``."""
         return None
 

@@ -140,6 +140,17 @@ class StateKeys:
         """Returns after how many pages of a sequence a state may be: more than ``first``, the deepest first."""
         return range(last - last % self._interval, first, -self._interval)
 
+    def searched(self, last: int, first: int) -> list[range]:
+        """Returns ``ends`` in groups in which the deepest state is found by halves, the deepest group first.
+
+        All states of a group have the part before its first end, so there is none if that is missing. Where no part
+        has been lost, the parts before the other ends are there up to the deepest state. A group has as many ends
+        as a state has parts, except the deepest, which has one: prefixes mostly end with a state. O(groups).
+        """
+        ends = self.ends(last, first)
+        size = (self._n_parts - 1) // self._interval + 1
+        return [one for one in (ends[:1], *(ends[at : at + size][::-1] for at in range(1, len(ends), size))) if one]
+
     def parts(self, end: int) -> range:
         """Returns the entries of the pages that the parts of the state after ``end`` pages follow. O(1)."""
         return range(max(0, end - self._n_parts), end)

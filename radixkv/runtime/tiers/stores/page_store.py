@@ -83,13 +83,14 @@ class PageStore(Protocol):
     def run(self, keys: Sequence[bytes]) -> int:
         """Returns the number of leading keys that the store is known to have. Reads nothing; O(that number)."""
 
-    def look_up(self, keys: Sequence[bytes], states: StateKeys | None = None) -> int | None:
+    def look_up(self, keys: Sequence[bytes], first: int = 0, states: StateKeys | None = None) -> int | None:
         """Starts to look for leading keys that other servers have stored; ``run`` knows what was found.
 
         Args:
-            keys: of a sequence's pages, from where the store is known to have it.
-            states: keys of its states; the deepest one behind the keys that are found is looked for, too. None if
-                pages are of use without a state.
+            keys: of a sequence's pages, from its start.
+            first: pages at its start that are not looked for, because they can be had.
+            states: keys of its states; the deepest one behind the keys that are found is looked for, too, if there
+                is one behind ``first`` pages. None if pages are of use without a state.
 
         Returns:
             A ticket. None if there is nothing to look for: no other server uses the store, or it is away.

@@ -35,7 +35,8 @@ WARNING_PAUSE_S = 60.0
 N_NAMES = 16
 """Names that one round of a lookup asks for. Three rounds find the end of 512 pages."""
 MAX_STATE_NAMES = 15 * N_NAMES
-"""Positions at which a lookup looks for a state, from the end of the pages found; four rounds ask for so many."""
+"""Groups of positions in which a lookup looks for a state, from the end of the pages found; four rounds ask for so
+many."""
 MAX_KNOWN_PAGES = 2**18
 """Pages that are known to be in the store; about 600 bytes each. Others are looked up again."""
 
@@ -91,10 +92,12 @@ class SharedStore(IndexedStore):
         """See ``PageStore``."""
         return StoreHealth(self._n_failures, self._is_away)
 
-    def look_up(self, keys: Sequence[bytes], states: StateKeys | None = None) -> int | None:
+    def look_up(self, keys: Sequence[bytes], first: int = 0, states: StateKeys | None = None) -> int | None:
         """See ``PageStore``. Takes at most ``LOOK_UP_TIMEOUT_S``."""
+        if self._is_paused:
+            return None
         hidden = frozenset(self._being_removed)  # they may have gone when the store has answered
-        return None if self._is_paused else self._loop.start(self._look_up(keys, states, hidden, self._n_removals))
+        return self._loop.start(self._look_up(keys, first, states, hidden, self._n_removals))
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``. Takes no longer than ``LOAD_TIMEOUT_S`` and the constants after it say."""
@@ -137,22 +140,27 @@ class SharedStore(IndexedStore):
         return self._clock() < self._resumes
 
     async def _look_up(
-        self, keys: Sequence[bytes], states: StateKeys | None, hidden: frozenset[bytes], n_removals: int
+        self,
+        keys: Sequence[bytes],
+        first: int,
+        states: StateKeys | None,
+        hidden: frozenset[bytes],
+        n_removals: int,
     ) -> int:
-        end, of_state = 0, list[bytes]()
+        end, of_state, sought = 0, list[bytes](), keys[first:]
         try:
             async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
-                n_pages = await self._find_end(keys)
+                n_pages = await self._find_end(sought)
                 if states is not None:
-                    end, of_state = await self._find_state(keys[:n_pages], states)
+                    end, of_state = await self._find_state(keys[: first + n_pages], first, states)
         except (ObjectStoreError, TimeoutError) as error:
             self._fail(error, f"a lookup took longer than {LOOK_UP_TIMEOUT_S:g} s")
             return 0
         self._succeed()
         hidden |= self._being_removed
-        n_pages = next((n for n in range(n_pages) if keys[n] in hidden), n_pages)
-        self._note(keys[:n_pages], n_removals)
-        if end <= n_pages and hidden.isdisjoint(of_state):
+        n_pages = next((n for n in range(n_pages) if sought[n] in hidden), n_pages)
+        self._note(sought[:n_pages], n_removals)
+        if end <= first + n_pages and hidden.isdisjoint(of_state):
             self._note(of_state, n_removals)
         return n_pages
 
@@ -168,17 +176,22 @@ class SharedStore(IndexedStore):
             high = asked[n_found] if n_found < len(asked) else high
         return low
 
-    async def _find_state(self, keys: Sequence[bytes], states: StateKeys) -> tuple[int, list[bytes]]:
-        """Finds the deepest state behind leading keys; returns after how many of them, and the keys of its pages.
+    async def _find_state(self, keys: Sequence[bytes], first: int, states: StateKeys) -> tuple[int, list[bytes]]:
+        """Finds the deepest state behind ``first`` and more leading keys.
 
-        Asks for the first pages of states, in rounds that double, and then for some pages of each one found.
+        Asks for a part of each group of positions, in rounds that double, then for the end of the states in each
+        group that is found, and for some pages of the state there.
+
+        Returns:
+            After how many keys it is, and the keys of its pages.
         """
-        ends = states.ends(len(keys))[:MAX_STATE_NAMES]
+        groups = states.searched(len(keys), first)[:MAX_STATE_NAMES]
         n_asked, n_names = 0, N_NAMES
-        while asked := ends[n_asked : n_asked + n_names]:
-            found = await self._objects.have([_name_of(states.first(keys[end - 1])) for end in asked])
-            for end in compress(asked, found):
-                of_state = states.all(keys[end - 1])
+        while asked := groups[n_asked : n_asked + n_names]:
+            found = await self._objects.have([_name_of(states.first(keys[ends[0] - 1])) for ends in asked])
+            for ends in compress(asked, found):
+                end = ends[await self._find_end([states.first(keys[one - 1]) for one in ends[1:]])]
+                of_state = [key for entry in states.parts(end) for key in states.all(keys[entry])]
                 if await self._find_end(of_state) == len(of_state):
                     return end, of_state
             n_asked, n_names = n_asked + n_names, 2 * n_names

@@ -139,7 +139,7 @@ def test_the_answer_continues_a_last_message_of_the_assistant() -> None:
         ({"tool_choice": {"type": "all"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"mcp_servers": [{"url": "a"}]}, "mcp_servers"),
         ({"compaction": {"type": "enabled"}}, "compaction"),

@@ -190,7 +190,7 @@ def test_the_answer_continues_the_last_message(site: Site) -> None:
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "nobody", "content": "a"}]}, "messages"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"cache_salt": "a" * 200}, "cache_salt"),

@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import example, given
@@ -182,7 +182,7 @@ def test_a_lookup_finds_the_end_of_a_prefix_with_few_questions(n_pages: int, sha
 def look_up_states(store: SharedStore, pages: Sequence[int]) -> list[int]:
     """Looks a run of pages up; returns after how many of them the store is known to have the whole state."""
     keys = keys_of(pages)
-    ticket = store.look_up(keys, STATES)
+    ticket = store.look_up(keys, states=STATES)
     assert ticket is not None
     n_found = wait(store, ticket).n_pages
     assert store.run(keys) == n_found
@@ -237,6 +237,69 @@ def test_a_state_too_far_from_the_end_is_not_found_and_the_store_is_not_away() -
         assert not store.health.is_away
 
 
+WINDOWS = StateKeys(2, 1, PAGE_TOKEN_BYTES, n_parts=4)
+"""Window tails of four parts of two pages each, after any page of a sequence."""
+
+
+def window_names(pages: Sequence[int], n_pages: int, ends: Iterable[int]) -> dict[str, bytes]:
+    """Returns objects for leading pages, and for the window tails after some of them."""
+    keys = keys_of(pages)
+    entries = {entry for end in ends for entry in WINDOWS.parts(end)}
+    return {
+        key[:32].hex(): b"" for key in (*keys[:n_pages], *(key for n in entries for key in WINDOWS.all(keys[n])))
+    }
+
+
+def look_up_window(store: SharedStore, pages: Sequence[int], first: int = 0) -> int:
+    """Looks pages and windows up; returns after how many pages the deepest known window is."""
+    keys = keys_of(pages)
+    ticket = store.look_up(keys, first, WINDOWS)
+    assert ticket is not None
+    last = first + wait(store, ticket).n_pages
+    return WINDOWS.deepest(keys, last, first, lambda key: store.run(pages := WINDOWS.all(key)) == len(pages))
+
+
+@examples(60)
+@given(
+    n_there=st.integers(0, 60),
+    ends=st.sets(st.integers(1, 60), max_size=6),
+    first=st.integers(0, 60),
+)
+@example(n_there=60, ends={60}, first=0)
+@example(n_there=60, ends={58, 57, 2}, first=57)
+def test_a_lookup_finds_the_deepest_window_of_which_all_parts_are_there(
+    n_there: int, ends: set[int], first: int
+) -> None:
+    """Also where another window has the first parts of it, or they are before the pages that are looked for."""
+    run = list(range(61))
+    with shared_store(FakeObjects(window_names(run, n_there, ends))) as store:
+        found = [end for end in ends if first < end <= n_there]
+        assert look_up_window(store, run, first) == max(found, default=first)
+
+
+def test_few_questions_find_a_window_far_from_the_end_of_the_pages() -> None:
+    run, windows = list(range(3000)), StateKeys(1, 1, PAGE_TOKEN_BYTES, n_parts=64)
+    keys = keys_of(run)
+    for end in (3000, 2990, 1234, 64, 5):
+        parts = [windows.first(keys[entry]) for entry in windows.parts(end)]
+        objects = FakeObjects({key[:32].hex(): b"" for key in (*keys, *parts)})
+        with shared_store(objects) as store:
+            ticket = store.look_up(keys, states=windows)
+            assert ticket is not None
+            wait(store, ticket)
+            assert store.run(parts) == len(parts)
+        assert len(objects.questions) <= 8
+        assert sum(map(len, objects.questions)) <= 7 * N_NAMES
+
+
+def test_a_window_of_which_a_part_is_lost_gives_way_to_one_before_it() -> None:
+    run = list(range(40))
+    names = window_names(run, 40, {40, 30})
+    del names[WINDOWS.all(keys_of(run)[37])[1][:32].hex()]
+    with shared_store(FakeObjects(names)) as store:
+        assert look_up_window(store, run) == 30
+
+
 @pytest.mark.parametrize("removes_state", [False, True])
 def test_a_state_that_is_being_removed_is_not_found(removes_state: bool) -> None:
     run = [1, 2, 3, 4]
@@ -247,7 +310,7 @@ def test_a_state_that_is_being_removed_is_not_found(removes_state: bool) -> None
         objects.delete = hanging = Hanging()  # type: ignore[method-assign]
         removal = store.remove(STATES.first(keys_of(run)[-1]) if removes_state else keys_of(run)[-1])
         assert removal.n_pages == (3 if removes_state else 4)
-        ticket = store.look_up(keys_of(run), STATES)
+        ticket = store.look_up(keys_of(run), states=STATES)
         assert ticket is not None
         assert wait(store, ticket).n_pages == (4 if removes_state else 3)
         assert store.run(STATES.all(keys_of(run)[-1])) == 0

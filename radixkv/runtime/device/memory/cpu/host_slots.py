@@ -37,7 +37,7 @@ class CpuHostSlots:
         self, pool: KVPool | SlabPool, n_bytes: int, part: SlotPart | None = None, *, n_state_bytes: int = 0
     ) -> None:
         sizes = [2 * one.k[:, 0].nbytes for one in pool.parts]
-        part_bytes = sum(sizes)
+        self._part_bytes = part_bytes = sum(sizes)
         self.page_bytes = part_bytes if part is None else part.n_parts * part_bytes
         self.n_slots = count_slots(n_bytes - n_state_bytes, self.page_bytes)
         require_host_memory(n_bytes)
@@ -50,14 +50,16 @@ class CpuHostSlots:
         """The memory that states have, zero at first."""
         memory = torch.frombuffer(mapped, dtype=torch.uint8, offset=n_state_bytes)
         self._memory = memory.view(self.n_slots, self.page_bytes)
-        first = 0 if part is None else part.index * part_bytes
+        self._part_index = 0 if part is None else part.index
+        first = self._part_index * part_bytes
         own = self._memory[:, first : first + part_bytes].split(sizes, 1)
         self._slots = [
             memory.view(one.k.dtype).unflatten(1, (2, *one.k[:, 0].shape))
             for memory, one in zip(own, pool.parts, strict=True)
         ]
         """Of each part of a page, [slots, 2, layers, kv_heads, page_size, head_dim]."""
-        self._stores = part is None or part.stores
+        self.stores = part is None or part.stores
+        """Whether pages are stored, see ``SlotPart``."""
         self._pool = pool
 
     @property
@@ -70,10 +72,13 @@ class CpuHostSlots:
         """False."""
         return False
 
-    @property
-    def memory(self) -> Tensor:
-        """All slots, [slots, bytes]."""
-        return self._memory
+    def slabs(self, pages_per_slab: int) -> Tensor:
+        """Returns this rank's part of each slab of ``pages_per_slab`` slots, [slabs, bytes]. O(1)."""
+        n_slabs = self.n_slots // pages_per_slab
+        memory = self._memory[: n_slabs * pages_per_slab].view(n_slabs, pages_per_slab * self.page_bytes)
+        n_bytes = pages_per_slab * self._part_bytes
+        first = self._part_index * n_bytes
+        return memory[:, first : first + n_bytes]
 
     def buffer(self, slot: int) -> memoryview:
         """Returns the memory of a slot. O(1)."""
@@ -88,7 +93,7 @@ class CpuHostSlots:
 
     def store(self, pages: Sequence[int], slots: Sequence[int]) -> None:
         """Copies pages to slots."""
-        if not self._stores:
+        if not self.stores:
             return
         for page, slot in zip(pages, slots, strict=True):
             for slot_part, part in zip(self._slots, self._pool.parts, strict=True):
@@ -102,7 +107,8 @@ class CpuHostSlots:
 class CpuHostWindows:
     """``copy_threads.StateCopies`` of the window pages of a ``SlabPool``.
 
-    A window page takes the place of the host slots of a slab, and begins with the first one.
+    A window page takes the place of the host slots of a slab. It has the ranks' parts side by side, each at the
+    beginning of as many bytes as the rank's parts of these slots take.
 
     Args:
         pool: the pool to copy from and to.
@@ -111,10 +117,10 @@ class CpuHostWindows:
     """
 
     def __init__(self, pool: SlabPool, slots: CpuHostSlots, pages_per_slab: int) -> None:
-        n_slabs, sizes = slots.n_slots // pages_per_slab, pool.windows.k[:, 0].shape
-        memory = slots.memory[: n_slabs * pages_per_slab].view(n_slabs, pages_per_slab * slots.page_bytes)
-        n_bytes = 2 * pool.windows.k[:, 0].nbytes
-        self._slots = memory[:, :n_bytes].view(pool.k.dtype).unflatten(1, (2, *sizes))
+        sizes, n_bytes = pool.windows.k[:, 0].shape, 2 * pool.windows.k[:, 0].nbytes
+        memory = slots.slabs(pages_per_slab)[:, :n_bytes]
+        self._slots = memory.view(pool.k.dtype).unflatten(1, (2, *sizes))
+        self._stores = slots.stores
         self._pool = pool
 
     def load(self, states: Sequence[tuple[int, int]]) -> None:
@@ -125,6 +131,8 @@ class CpuHostWindows:
 
     def store(self, states: Sequence[tuple[int, int]]) -> None:
         """Copies window pages to the host (destination, source)."""
+        if not self._stores:
+            return
         for slab, page in states:
             self._slots[slab, 0].copy_(self._pool.windows.k[:, page])
             self._slots[slab, 1].copy_(self._pool.windows.v[:, page])

@@ -67,14 +67,15 @@ class CudaHostSlots:
         state_slots: StateSlots | None = None,
         slabs: CopiedPool | None = None,
     ) -> None:
-        self.page_bytes = pool.page_bytes if part is None else part.n_parts * pool.page_bytes
+        n_parts, index = (1, 0) if part is None else (part.n_parts, part.index)
+        self.page_bytes = n_parts * pool.page_bytes
         self._n_state_bytes = 0 if state_slots is None else state_slots.n_bytes
         self.n_slots = count_slots(n_bytes - self._n_state_bytes, self.page_bytes)
         self._is_storing = part is None or part.stores
         # No slot or slab lies in two pieces, and no page of the machine does. A state's slot is a number of pages'
         # bytes.
         whole = self.page_bytes if state_slots is None else state_slots.slot_bytes
-        unit = math.lcm(whole if slabs is None else slabs.page_bytes, mmap.PAGESIZE)
+        unit = math.lcm(whole if slabs is None else n_parts * slabs.page_bytes, mmap.PAGESIZE)
         piece_bytes = max(1, _PIECE_BYTES // unit) * unit
         device = pool.device
         self._memory = PinnedMemory(
@@ -86,7 +87,7 @@ class CudaHostSlots:
             descriptor=None if part is None else part.memory,
         )
         places = _Places(
-            address=self._memory.address + (0 if part is None else part.index * pool.page_bytes),
+            address=self._memory.address + index * pool.page_bytes,
             slot_bytes=self.page_bytes,
             n_a_piece=piece_bytes // self.page_bytes,
             first=self._n_state_bytes // self.page_bytes,
@@ -100,12 +101,19 @@ class CudaHostSlots:
             )
             self.windows = None
             if slabs is not None:
-                of_slabs = _Places(self._memory.address, slabs.page_bytes, piece_bytes // slabs.page_bytes, first=0)
+                slab_bytes = n_parts * slabs.page_bytes
+                of_slabs = _Places(
+                    address=self._memory.address + index * slabs.page_bytes,
+                    slot_bytes=slab_bytes,
+                    n_a_piece=piece_bytes // slab_bytes,
+                    first=0,
+                )
                 self.windows = CudaHostWindows(
                     *(
                         _StagedCopies(slabs, of_slabs, driver, pace, some, are_loads=are_loads)
                         for some, are_loads in zip(lanes, (True, False), strict=True)
-                    )
+                    ),
+                    is_storing=self._is_storing,
                 )
         except BaseException:  # such as too little memory for the staging buffers
             self._memory.close()
@@ -150,10 +158,11 @@ class CudaHostWindows:
 
     Args:
         loads, stores: copy slabs; the lanes are those of the host slots, which the same thread copies.
+        is_storing: whether this rank stores, see ``SlotPart``.
     """
 
-    def __init__(self, loads: _StagedCopies, stores: _StagedCopies) -> None:
-        self._loads, self._stores = loads, stores
+    def __init__(self, loads: _StagedCopies, stores: _StagedCopies, *, is_storing: bool) -> None:
+        self._loads, self._stores, self._is_storing = loads, stores, is_storing
 
     def load(self, states: Sequence[tuple[int, int]]) -> None:
         """Copies window pages from the host (source, destination). Raises ``DeviceError`` or torch's errors."""
@@ -161,7 +170,8 @@ class CudaHostWindows:
 
     def store(self, states: Sequence[tuple[int, int]]) -> None:
         """Copies window pages to the host (destination, source). Raises ``DeviceError`` or torch's errors."""
-        self._stores.run([slab for slab, _ in states], [page for _, page in states])
+        if self._is_storing:
+            self._stores.run([slab for slab, _ in states], [page for _, page in states])
 
 
 class _Places(NamedTuple):
