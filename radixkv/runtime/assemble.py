@@ -58,6 +58,7 @@ def open_scheduler(
     lpm_max_passes: int = SchedulerConfig.lpm_max_passes,
     tenants: Sequence[TenantConfig] = (),
     host_tier: HostTier | None = None,
+    loads_ahead: bool = False,
     drafts: Drafts | None = None,
     states: States | None = None,
     returns: Returns | None = None,
@@ -73,6 +74,7 @@ def open_scheduler(
         schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
         tenants: who may send requests; none: all requests are of one, and no order but theirs counts.
         host_tier: copies pages to and from the host tier; None without one.
+        loads_ahead: whether it does so for waiting requests before their turn.
         drafts: guesses the tokens that follow; None: nothing does.
         states: those of recurrent layers in the tree; None: there are none.
         returns: the conversations that are expected back; None: nobody looks for them.
@@ -93,7 +95,7 @@ def open_scheduler(
     if host_tier is not None:
         from radixkv.runtime.tiers.memory_tiers import MemoryTiers
 
-        tiers = MemoryTiers(cache, queue, host_tier, clock)
+        tiers = MemoryTiers(cache, queue, host_tier, clock, loads_ahead=loads_ahead)
     return Scheduler(
         cache,
         limits,

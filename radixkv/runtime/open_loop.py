@@ -160,6 +160,7 @@ def open_loop(
             lpm_max_passes=config.scheduler.lpm_max_passes,
             tenants=config.tenants,
             host_tier=host_tier,
+            loads_ahead=config.cache.load_ahead,
             drafts=drafts,
             states=states,
             returns=pauses,

@@ -406,13 +406,25 @@ class States:
         return None
 
 
+class NeededPrompt(Protocol):
+    """A prompt that will be looked up, whether a request with it waits already or not."""
+
+    @property
+    def namespace(self) -> Namespace:
+        """Its namespace."""
+
+    @property
+    def key(self) -> bytes:
+        """Its tokens, little-endian int32: one object as long as it is needed, none once it is not."""
+
+
 class Returns:
     """The conversations that are expected back, though no request of theirs waits.
 
     This class is the protocol and its default, which expects none. O(1) each.
     """
 
-    def next_prompts(self) -> Iterable[WaitingPrompt]:
+    def expected(self) -> Iterable[NeededPrompt]:
         """Yields what their next prompts begin with, those first whose pages are worth most."""
         return ()
 
@@ -453,12 +465,16 @@ class Tiers:
         return False
 
     def watch(
-        self, waiting: Callable[[], Iterable[WaitingPrompt]], n_unclaimed: Callable[[Namespace], int]
+        self,
+        waiting: Callable[[], Iterable[WaitingPrompt]],
+        expected: Callable[[], Iterable[NeededPrompt]],
+        n_unclaimed: Callable[[Namespace], int],
     ) -> None:
         """Takes what tells of the needs of others. Call it once.
 
         Args:
             waiting: yields the prompts that will be looked up soon, the first one first.
+            expected: yields those of conversations that are expected back, the first one first.
             n_unclaimed: returns how many pages of the device a namespace's owner can have beside what running and
                 loading requests need.
         """

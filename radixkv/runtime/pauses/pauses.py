@@ -6,14 +6,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import itemgetter
 from time import monotonic
 from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.pauses.pause_times import Kind, PauseTimes
-from radixkv.runtime.protocols import Observer, Returns
+from radixkv.runtime.protocols import NeededPrompt, Observer, Returns
 from radixkv.runtime.request import Request
-from radixkv.tree.node import TOKEN_BYTES
+from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import BeginPause, PauseBegun
 from radixkv.wire.messages import Submit
@@ -42,8 +43,9 @@ class _Ended(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Pause:
-    prompt: WaitingPrompt
-    """What the next prompt of the conversation begins with."""
+    namespace: Namespace
+    key: bytes
+    """What the next prompt of the conversation begins with; none once it has ended."""
     kind: Kind
     began_at: float
     expected_s: float | None
@@ -87,8 +89,8 @@ class Pauses(Returns):
         """By id of the request, the oldest first."""
         self._pauses: OrderedDict[str, _Pause] = OrderedDict()
         """By id of the request whose answer began it, the oldest first."""
-        self._order: list[str] = []
-        """The ids of those that are spared, as of ``_ordered_at``, the first one first."""
+        self._order: list[_Pause] = []
+        """Those that are spared, as of ``_ordered_at``, the first one first."""
         self._ordered_at = -inf
         self._n_returned = self._n_on_device = self._n_given_up = 0
 
@@ -116,13 +118,13 @@ class Pauses(Returns):
         ended = self._ended.pop(message.request_id, None)
         if ended is not None and ended.expected_s != 0:
             kind = ended.sender, tuple(sorted(set(message.tools)))
-            self._pauses[message.request_id] = _Pause(ended.prompt, kind, self._clock(), ended.expected_s)
+            self._pauses[message.request_id] = _Pause(*ended.prompt, kind, self._clock(), ended.expected_s)
             if len(self._pauses) > MAX_PAUSES:
-                self._pauses.popitem(last=False)
+                self._take(next(iter(self._pauses)))
             self._ordered_at = -inf
         return PauseBegun(message.id)
 
-    def next_prompts(self) -> Iterator[WaitingPrompt]:
+    def expected(self) -> Iterator[NeededPrompt]:
         """Yields what the next prompts of spared conversations begin with, the first one first.
 
         O(spared); O(pauses · log pauses) where the order is older than ``_REORDER_S``.
@@ -130,34 +132,42 @@ class Pauses(Returns):
         now = self._clock()
         if self._pauses and now - self._ordered_at > _REORDER_S:
             self._reorder(now)
-        for name in self._order:
-            if (pause := self._pauses.get(name)) is not None:
-                yield pause.prompt
+        for pause in self._order:
+            if pause.key:
+                yield pause
 
     def stats(self) -> PauseStats:
         """Returns counters and gauges. O(pauses · log pauses)."""
-        n_spared = sum(len(tokens) // TOKEN_BYTES for _, tokens in self.next_prompts())
+        n_spared = sum(len(one.key) // TOKEN_BYTES for one in self.expected())
         return PauseStats(len(self._pauses), n_spared, self._n_returned, self._n_on_device, self._n_given_up)
 
     def clear(self) -> None:
         """Forgets all pauses, because the cache is emptied; what is learnt stays. O(pauses)."""
-        self._pauses.clear()
+        for name in list(self._pauses):
+            self._take(name)
+
+    def _take(self, name: str) -> _Pause:
+        """Removes a pause; nobody waits for it any more."""
+        pause = self._pauses.pop(name)
+        pause.key = b""
+        return pause
 
     def _resume(self, name: str) -> None:
-        pause = self._pauses.pop(name, None)
-        if pause is None:
+        if name not in self._pauses:
             return
+        prompt = self._pauses[name].namespace, self._pauses[name].key
+        pause = self._take(name)
         self._times.add(pause.kind, self._clock() - pause.began_at, has_returned=True)
         self._n_returned += 1
-        (n_cached,) = self._cache.matches([pause.prompt])
-        n_computed = len(pause.prompt[1]) // TOKEN_BYTES - 1  # the last token has no KV yet
+        (n_cached,) = self._cache.matches([prompt])
+        n_computed = len(prompt[1]) // TOKEN_BYTES - 1  # the last token has no KV yet
         self._n_on_device += n_cached + self._cache.page_size > n_computed
 
     def _reorder(self, now: float) -> None:
         """Gives up what has paused for too long, and orders the rest."""
         evicted_age_s = self._cache.tree.evicted_age_s
         min_rate = WORTH_OF_OTHERS / evicted_age_s if evicted_age_s else 0.0
-        rates: list[tuple[float, str]] = []
+        rates: list[tuple[float, _Pause]] = []
         for name, pause in list(self._pauses.items()):
             age_s = now - pause.began_at
             if pause.expected_s is None:
@@ -167,12 +177,12 @@ class Pauses(Returns):
             if age_s > patience_s:
                 self._give_up(name, age_s)
             elif rate > min_rate:
-                rates.append((rate, name))
-        rates.sort(reverse=True)
-        self._order, self._ordered_at = [name for _, name in rates[:MAX_SPARED]], now
+                rates.append((rate, pause))
+        rates.sort(key=itemgetter(0), reverse=True)
+        self._order, self._ordered_at = [pause for _, pause in rates[:MAX_SPARED]], now
 
     def _give_up(self, name: str, age_s: float) -> None:
-        pause = self._pauses.pop(name)
+        pause = self._take(name)
         if pause.expected_s is None:
             self._times.add(pause.kind, age_s, has_returned=False)
         self._n_given_up += 1

@@ -122,10 +122,8 @@ class Scheduler:
         )
         self._shared_prefixes = shared_prefixes
         cache.upcoming_prompts = self._next_prompts
-        for tier in (cache, tiers.host):
-            if tier is not None:
-                tier.expected_prompts = returns.next_prompts
-        tiers.watch(self._next_prompts, self.running.n_unclaimed)
+        cache.expected_prompts = self._expected_prompts
+        tiers.watch(self._next_prompts, returns.expected, self.running.n_unclaimed)
         self._clock = clock
         self.forecast = StepTimeForecast()
         """The time of steps, for ``target_itl_ms``; it learns from what is recorded there."""
@@ -243,6 +241,10 @@ class Scheduler:
         """Yields namespace and tokens of the requests that will look up their prefixes soon, in that order."""
         waiting = ((request.namespace, request.key) for request in self.waiting.next_requests())
         return chain(self.tiers.next_prompts(), waiting)
+
+    def _expected_prompts(self) -> Iterator[WaitingPrompt]:
+        """Yields namespace and tokens of conversations that are expected back, in that order."""
+        return ((one.namespace, one.key) for one in self.returns.expected())
 
     @property
     def _has_prompts(self) -> bool:
