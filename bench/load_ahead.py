@@ -148,6 +148,7 @@ class Engine:
             limits,
             schedule_policy=arguments.policy,
             host_tier=self.host_tier,
+            loads_ahead=True,
             clock=lambda: self.clock.now,
         )
         self.launched: deque[StepPlan] = deque()

@@ -70,6 +70,8 @@ class PromptAnswers(Generic[RenderedT]):
             for _ in range(prompt.sampling.n)
         ]
         self._keeper = None if chat is None else chat.keeper
+        self._tools: list[str] = []
+        """Names of the tools that the answer has called, if a pause may follow it."""
         self._generates = generates
 
     def absorb(self, delta: TokenDelta) -> OutputDelta[RenderedT]:
@@ -83,7 +85,19 @@ class PromptAnswers(Generic[RenderedT]):
         if not self._generates:
             delta = without_output(delta)
         choice = self.choices[delta.choice]
-        return choice.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)
+        output = choice.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)
+        if self.prompt.may_pause:
+            self._tools += [call.name for call in output.tool_calls if call.name]
+        return output
+
+    def note_end(self, group: RequestGroup, delta: TokenDelta, output: OutputDelta[RenderedT]) -> None:
+        """Ends a choice with its last output, and notes whether a later prompt can go on from it."""
+        if output.finish_reason is None:
+            return
+        group.end_choice(delta, output.finish_reason)
+        is_cut = isinstance(output.stop_reason, str)
+        if self.prompt.may_pause and self._keeper is not None and self._keeper.has_kept and not is_cut:
+            group.begin_pause(delta, self._tools)
 
     def absorb_prompt_logprobs(self, token_logprobs: Sequence[TokenLogprobs]) -> None:
         """Takes the logprobs of the prompt's next tokens, from its second on. This class drops them."""
@@ -144,8 +158,7 @@ class Answers(Generic[RenderedT]):
                 async for delta in deltas:
                     absorb = self._prompts[delta.prompt].absorb
                     output = await asyncio.to_thread(absorb, delta) if is_slow_to_render(delta) else absorb(delta)
-                    if output.finish_reason is not None:
-                        group.end_choice(delta, output.finish_reason)
+                    self._prompts[delta.prompt].note_end(group, delta, output)
                     yield delta, output
 
     def write_directly(self, sink: PartSink, render: Callable[[TokenDelta, OutputDelta[RenderedT]], bytes]) -> None:
@@ -181,9 +194,9 @@ class _DirectAnswers(Generic[RenderedT]):
             return False
         parts = []
         for delta in deltas:
-            output = self._prompts[delta.prompt].absorb(delta)
-            if output.finish_reason is not None:
-                self._group.end_choice(delta, output.finish_reason)
+            prompt = self._prompts[delta.prompt]
+            output = prompt.absorb(delta)
+            prompt.note_end(self._group, delta, output)
             parts.append(self._render(delta, output))
         self._part = b"".join(parts)
         return True

@@ -28,7 +28,7 @@ from radixkv.generation.params import (
 from radixkv.generation.tools import SkippedTool, ToolUse, parse_tool_use
 from radixkv.text.template_budget import BudgetExceeded, OperationBudget
 from radixkv.wire.messages import PromptPin, Submit
-from radixkv.wire.request_limits import MAX_PINS, check_cache_salt
+from radixkv.wire.request_limits import MAX_PINS, check_cache_salt, check_expected_pause
 from radixkv.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ class Chat:
     cache_salt: str = ""
     session_id: str = ""
     priority: int = 0
+    expected_pause_s: float | None = None
+    """How long it will be until the next turn, in seconds; 0: there is none. None: that is learnt."""
     prediction: str = ""
     """What the client expects the answer to be, or to be like."""
     generates: bool = True
@@ -133,6 +135,7 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
         InvalidRequest: a field cannot be served; ``param`` names it.
     """
     served_model.check_request(chat.priority, chat.cache_salt, chat.session_id)
+    check_expected_pause(chat.expected_pause_s)
     tools = chat.tool_use()
     served_model.check_tools(tools)
     with naming_fields(chat.field_name):
@@ -152,8 +155,10 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
     check_n_prompt_logprobs([(sampling, n_prompt)], "prompt_logprobs")
     max_tokens_field = None if chat.max_tokens is None else chat.max_tokens_field
     sampling = clamp_max_tokens(sampling, served_model, n_prompt, max_tokens_field, chat.field_name("messages"))
+    name = uuid.uuid4().hex
+    keeper = encoded.open_keeper(name) if chat.generates else None
     submit = Submit(
-        id=uuid.uuid4().hex,
+        id=name,
         tokens=encoded.tokens,
         sampling=sampling,
         cache_salt=chat.cache_salt,
@@ -162,11 +167,14 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
         pins=await _pins(chat, text, encoded.tokens, encoder),
         session_id=chat.session_id,
         prediction=await _prediction(chat, served_model, tenant),
+        may_pause=served_model.learns_pauses and keeper is not None and sampling.n == 1,
+        resumes=encoded.turn if chat.generates else "",
+        expected_pause_s=chat.expected_pause_s,
     )
     if not chat.generates:
         return ChatPrompt(submit, text, tools, chat.splits_reasoning, generates=False)
     ends_with_context = sampling.max_tokens == room != chat.max_tokens
-    return ChatPrompt(submit, text, tools, chat.splits_reasoning, ends_with_context, keeper=encoded.open_keeper())
+    return ChatPrompt(submit, text, tools, chat.splits_reasoning, ends_with_context, keeper=keeper)
 
 
 async def prompt_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> bytes:

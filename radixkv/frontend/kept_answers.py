@@ -50,6 +50,8 @@ class History:
     """Segments that are answers of this server."""
     n_otherwise: int
     """Other segments at whose place this server gave an answer."""
+    turn: str
+    """Id of the request whose answer stood last at the last of these places; empty if there is none."""
 
     @property
     def has_kept_tokens(self) -> bool:
@@ -87,8 +89,8 @@ class KeptAnswers:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[bytes, str], bytes] = OrderedDict()
-        """The tokens of answers by place and segment. By place and an empty text: what stood before the latest
-        answer in its segment."""
+        """The tokens of answers by place and segment. By place and an empty text: the id of the request of the
+        latest answer, a zero character, and what stood before the answer in its segment."""
 
     @classmethod
     def create(cls, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> KeptAnswers | None:
@@ -104,12 +106,13 @@ class KeptAnswers:
         pieces: list[str | bytes] = []
         separator: int | None = None
         start = n_plain = n_same = n_otherwise = 0
+        turn = ""
         with self._lock:
             for match in self._end.finditer(text):
                 end = match.end()
                 segment, place = text[start:end], digest.digest()
                 if self._has_answer(place):
-                    tokens, header = self._get(place, segment)
+                    tokens, turn, header = self._get(place, segment)
                     if tokens is not None:
                         pieces += [text[n_plain:start], tokens]
                         n_plain, n_same = end, n_same + 1
@@ -123,23 +126,26 @@ class KeptAnswers:
                 n_plain = len(text)
         pieces.append(text[n_plain:])
         shown = [piece for piece in pieces if piece] or [""]
-        return History(shown, place, rest, separator, n_same, n_otherwise)
+        return History(shown, place, rest, separator, n_same, n_otherwise, turn)
 
-    def open_keeper(self, history: History, prompt: bytes) -> AnswerKeeper:
+    def open_keeper(self, history: History, prompt: bytes, turn: str) -> AnswerKeeper:
         """Returns what keeps the answers to a prompt, and counts the answers in its history.
 
         Args:
             history: of the prompt.
             prompt: all its tokens, as little-endian int32 ids.
+            turn: id of the request.
         """
         with self._lock:
             self.n_same += history.n_same
             self.n_otherwise += history.n_otherwise
         rest_tokens = prompt[_after_last(history.separator, prompt) :]
-        return AnswerKeeper(self, self._tokenizer, history.place, history.rest, rest_tokens)
+        return AnswerKeeper(self, self._tokenizer, history.place, history.rest, rest_tokens, turn)
 
-    def keep(self, place: bytes, header: str, header_tokens: bytes, answer: str, tokens: bytes) -> None:
-        """Keeps an answer if its last token, and no other, is one of the separators. O(answer).
+    def keep(self, place: bytes, header: str, header_tokens: bytes, answer: str, tokens: bytes, turn: str) -> bool:
+        """Keeps an answer if its last token, and no other, is one of the separators; returns whether it is so.
+
+        O(answer).
 
         Args:
             place: of the answer's segment.
@@ -147,18 +153,20 @@ class KeptAnswers:
             header_tokens: of that text, as little-endian int32 ids.
             answer: the answer's text, with that of special tokens.
             tokens: of the answer, as little-endian int32 ids.
+            turn: id of its request.
         """
         segment = header + answer
         end = self._end.search(segment)
         if end is None or end.end() < len(segment) or int.from_bytes(tokens[-4:], "little") not in self._ids:
-            return
+            return False
         begun = header.rfind(_REASONING)
         with self._lock:
             self._put(place, segment, header_tokens + tokens)
-            self._put(place, "", (header if begun < 0 else header[:begun]).encode())
+            self._put(place, "", f"{turn}\0{header if begun < 0 else header[:begun]}".encode())
             while self.n_bytes > self._max_bytes:
                 (_, oldest), value = self._entries.popitem(last=False)
                 self.n_bytes -= _size(oldest, value)
+        return True
 
     def _cut_answer(self, place: bytes, rest: str) -> bytes | None:
         """Returns the tokens of a text that is an answer without its end-of-sequence token."""
@@ -172,14 +180,16 @@ class KeptAnswers:
     def _has_answer(self, place: bytes) -> bool:
         return (place, "") in self._entries
 
-    def _get(self, place: bytes, segment: str) -> tuple[bytes | None, str]:
-        """Returns the tokens of an answer, None if it is not kept, and the text before the latest answer there."""
+    def _get(self, place: bytes, segment: str) -> tuple[bytes | None, str, str]:
+        """Returns the tokens of an answer, None if it is not kept, and of the latest answer there the id of its
+        request and the text before it."""
         tokens = self._entries.get((place, segment))
         if tokens is not None:
             self._entries.move_to_end((place, segment))
         # The text before the answers comes after them, so that it is not dropped before them.
         self._entries.move_to_end((place, ""))
-        return tokens, self._entries[place, ""].decode()
+        turn, _, header = self._entries[place, ""].decode().partition("\0")
+        return tokens, turn, header
 
     def _put(self, place: bytes, segment: str, value: bytes) -> None:
         old = self._entries.pop((place, segment), None)
@@ -198,16 +208,26 @@ class AnswerKeeper:
         place: that of the answers' segment.
         header: text of the prompt in the answers' segment.
         header_tokens: of that text, as little-endian int32 ids.
+        turn: id of the request.
     """
 
     def __init__(
-        self, kept_answers: KeptAnswers, tokenizer: Tokenizer, place: bytes, header: str, header_tokens: bytes
+        self,
+        kept_answers: KeptAnswers,
+        tokenizer: Tokenizer,
+        place: bytes,
+        header: str,
+        header_tokens: bytes,
+        turn: str,
     ) -> None:
+        self.has_kept = False
+        """Whether an answer was kept."""
         self._kept_answers = kept_answers
         self._tokenizer = tokenizer
         self._place = place
         self._header = header
         self._header_tokens = header_tokens
+        self._turn = turn
         self._answers: dict[int, tuple[bytearray, bytearray, bytearray]] = {}
         """The tokens of each choice so far, their text in UTF-8, and the last tokens, which that does not have."""
 
@@ -229,7 +249,9 @@ class AnswerKeeper:
             written = text.decode()
         except UnicodeDecodeError:
             return  # no text of a client is equal to it
-        self._kept_answers.keep(self._place, self._header, self._header_tokens, written, bytes(tokens))
+        self.has_kept |= self._kept_answers.keep(
+            self._place, self._header, self._header_tokens, written, bytes(tokens), self._turn
+        )
 
 
 def _after_last(token_id: int | None, prompt: bytes) -> int:

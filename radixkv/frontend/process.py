@@ -303,6 +303,7 @@ async def _start(
         priority_range=server.allowed_priorities,
         caches_prompts=engine.cache.enable_prefix_caching,
         pins_prompts=engine.cache.enable_prefix_caching and engine.cache.pin_budget > 0,
+        learns_pauses=server.learn_pauses,
         task=engine.model.task,
         pooling=pooling,
         normalizes=checkpoint.normalizes,

@@ -53,11 +53,16 @@ class EncodedConversation(NamedTuple):
     history: History | None = None
     """What was found there."""
 
-    def open_keeper(self) -> AnswerKeeper | None:
-        """Returns what keeps the conversation's next answers; None if they are not kept."""
+    @property
+    def turn(self) -> str:
+        """Id of the request from whose answer the conversation goes on; empty if that is not known."""
+        return "" if self.history is None else self.history.turn
+
+    def open_keeper(self, turn: str) -> AnswerKeeper | None:
+        """Returns what keeps the answers to the request ``turn``; None if they are not kept."""
         if self.kept_answers is None or self.history is None:
             return None
-        return self.kept_answers.open_keeper(self.history, self.tokens)
+        return self.kept_answers.open_keeper(self.history, self.tokens, turn)
 
 
 @dataclass(frozen=True, kw_only=True)

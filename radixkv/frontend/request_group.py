@@ -52,6 +52,15 @@ class RequestSender(Protocol):
         """Cancels a request and drops its later output."""
         ...
 
+    def begin_pause(self, request: InFlightRequest, tools: Sequence[str]) -> None:
+        """Tells the runtime that has computed an answer that a prompt can go on from it.
+
+        Args:
+            request: it has ended.
+            tools: names of the tools that the answer has called.
+        """
+        ...
+
 
 class RequestGroup:
     """The requests of one HTTP request, as a context manager.
@@ -86,6 +95,8 @@ class RequestGroup:
         """Those that were sent, in the order of the prompts."""
         self._waiting: list[InFlightRequest] = []
         """Those of which more output comes."""
+        self._pauses: list[tuple[InFlightRequest, Sequence[str]]] = []
+        """Whose answers a prompt can go on from, with the names of the tools that they have called."""
         self._n_open = sum(prompt.sampling.n for prompt in prompts if not prompt.is_canary)
         """Choices whose finish reason is not counted yet."""
 
@@ -99,6 +110,8 @@ class RequestGroup:
     ) -> None:
         self._client.expect(len(self._requests) - len(self._prompts))
         self._client.metrics.ended("error" if isinstance(error, Exception) else "abort", self._n_open)
+        for request, tools in self._pauses:
+            self._client.begin_pause(request, tools)
         for request in self._requests:
             self._client.abandon(request)
             if self._client.on_end and request.is_reported:
@@ -116,6 +129,13 @@ class RequestGroup:
         self._requests[delta.prompt].finish_reasons.append(reason)
         if delta.finish_reason is None:
             self._client.cancel(self._requests[delta.prompt], delta.choice)
+
+    def begin_pause(self, delta: TokenDelta, tools: Sequence[str]) -> None:
+        """Notes that a prompt can go on from an answer, which has called these tools.
+
+        The runtime is told at the end of the group: it knows of the answer's end then.
+        """
+        self._pauses.append((self._requests[delta.prompt], tools))
 
     async def _send_next(self, n_prompts: int) -> None:
         """Sends the next prompts, all or none."""

@@ -23,6 +23,7 @@ from radixkv.frontend.miss_counts import MissCounts, MissRecord
 from radixkv.frontend.miss_report import without_contents, without_copies
 from radixkv.frontend.request_group import RequestGroup
 from radixkv.wire.cache_messages import (
+    BeginPause,
     CacheCommand,
     CacheReply,
     CloseSession,
@@ -319,6 +320,11 @@ class RuntimeClient:
         """Cancels a request and drops its later output."""
         self.cancel(request)
         self._remove(request.id)
+
+    def begin_pause(self, request: InFlightRequest, tools: Sequence[str]) -> None:
+        """See ``RequestSender.begin_pause``."""
+        if self._failure is None:
+            self._send(BeginPause(uuid.uuid4().hex, request.id, tuple(tools)))
 
     def drain(self) -> None:
         """Asks the runtime to end once it is idle."""

@@ -59,6 +59,8 @@ class ServedModel(GenerationModel):
     """Whether what is computed of a prompt stays in the cache."""
     pins_prompts: bool = True
     """Whether clients may pin prompts."""
+    learns_pauses: bool = True
+    """Whether the runtime is told when a conversation pauses, so that it can learn for how long."""
     task: Task = "generate"
     """What the server does with prompts."""
     pooling: Pooling = field(default_factory=Pooling)

@@ -151,6 +151,7 @@ class LLM:
         cache_dir_bytes: Size | None = None,
         cache_url: str | None = None,
         write_policy: WritePolicy = "through",
+        load_ahead: bool = False,
         load_policy: LoadPolicy = "auto",
         eviction_policy: EvictionPolicyName = "lru",
         ghost_capacity: float = 4.0,

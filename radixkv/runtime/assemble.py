@@ -20,7 +20,7 @@ from radixkv.runtime.lifetimes.commands import close_session, pin
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.protocols import Drafts, Queue, RequestBranch, Shares, States, Tiers
+from radixkv.runtime.protocols import Drafts, Queue, RequestBranch, Returns, Shares, States, Tiers
 from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.reporting.stats import make_stats
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -31,11 +31,12 @@ from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.runtime.structured.grammars import Grammars
 from radixkv.settings.config import CacheConfig, SchedulePolicy, SchedulerConfig
 from radixkv.settings.tenants import TenantConfig
-from radixkv.wire.cache_messages import CloseSession, Pin
+from radixkv.wire.cache_messages import BeginPause, CloseSession, PauseBegun, Pin
 from radixkv.wire.messages import WIRE_VERSION, Ready
 
 if TYPE_CHECKING:
     from radixkv.runtime.events.log import EventLog
+    from radixkv.runtime.pauses.pauses import Pauses
     from radixkv.runtime.tiers.host_tier import HostTier
 
 
@@ -57,8 +58,10 @@ def open_scheduler(
     lpm_max_passes: int = SchedulerConfig.lpm_max_passes,
     tenants: Sequence[TenantConfig] = (),
     host_tier: HostTier | None = None,
+    loads_ahead: bool = False,
     drafts: Drafts | None = None,
     states: States | None = None,
+    returns: Returns | None = None,
     finds_shared_runs: bool = False,
     min_shared_tokens: int = MIN_SHARED_TOKENS,
     clock: Callable[[], float] = monotonic,
@@ -71,8 +74,10 @@ def open_scheduler(
         schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
         tenants: who may send requests; none: all requests are of one, and no order but theirs counts.
         host_tier: copies pages to and from the host tier; None without one.
+        loads_ahead: whether it does so for waiting requests before their turn.
         drafts: guesses the tokens that follow; None: nothing does.
         states: those of recurrent layers in the tree; None: there are none.
+        returns: the conversations that are expected back; None: nobody looks for them.
         finds_shared_runs: whether plans list the pages that decode rows share.
         min_shared_tokens: length of the shortest run of shared pages that plans list.
         clock: seconds, monotonic.
@@ -90,7 +95,7 @@ def open_scheduler(
     if host_tier is not None:
         from radixkv.runtime.tiers.memory_tiers import MemoryTiers
 
-        tiers = MemoryTiers(cache, queue, host_tier, clock)
+        tiers = MemoryTiers(cache, queue, host_tier, clock, loads_ahead=loads_ahead)
     return Scheduler(
         cache,
         limits,
@@ -99,6 +104,7 @@ def open_scheduler(
         tiers=tiers,
         drafts=drafts or Drafts(),
         states=states or States(),
+        returns=returns or Returns(),
         shared_prefixes=SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None,
         clock=clock,
     )
@@ -109,6 +115,7 @@ def assemble_loop(
     executor: Executor,
     *,
     tenants: Sequence[TenantConfig] = (),
+    pauses: Pauses | None = None,
     more_branches: Sequence[RequestBranch] = (),
     open_grammars: Callable[[], Grammars] | None = None,
     max_model_len: int,
@@ -124,6 +131,7 @@ def assemble_loop(
         scheduler: plans the steps, over a cache with as many pages as the executor's pool.
         executor: the device.
         tenants: the scheduler's; none: all clients are one.
+        pauses: the scheduler's ``returns``; None: nobody looks for them.
         more_branches: what requests may choose by their messages, beside the branches that are always there.
         open_grammars: opens what compiles structured outputs, when it is needed first; raises
             ``UnsupportedFeature`` if there is none.
@@ -174,8 +182,12 @@ def assemble_loop(
         scheduler,
         gate,
         find_pin=pins.find,
-        others={Pin: partial(pin, intake, pins), CloseSession: partial(close_session, intake, sessions)},
-        before_flush=pins.clear,
+        others={
+            Pin: partial(pin, intake, pins),
+            CloseSession: partial(close_session, intake, sessions),
+            BeginPause: _begin_no_pause if pauses is None else pauses.begin,
+        },
+        before_flush=(pins.clear, *(() if pauses is None else (pauses.clear,))),
     )
     return Loop(
         ready,
@@ -196,6 +208,7 @@ def assemble_loop(
             ),
             RequestBranch(lambda message: bool(message.pins), pins.follow),
             RequestBranch(lambda message: bool(message.session_id), sessions.follow),
+            *(() if pauses is None else (RequestBranch(pauses.is_followed, pauses.follow),)),
             *more_branches,
         ),
         run_command=commands.run,
@@ -227,6 +240,10 @@ def open_event_log(loop: Loop, *, shows_salted_tokens: bool) -> EventLog:
 
     scheduler = loop.scheduler
     return EventLog(scheduler.cache, scheduler.tiers.changes(), shows_salted_tokens=shows_salted_tokens)
+
+
+def _begin_no_pause(message: BeginPause) -> PauseBegun:
+    return PauseBegun(message.id)
 
 
 def _refuse_grammars() -> Grammars:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import UnsupportedFeature
@@ -27,6 +28,9 @@ from radixkv.runtime.structured.vocabulary import read_vocabulary
 from radixkv.settings.config import EngineConfig
 from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.states import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from radixkv.runtime.pauses.pauses import Pauses
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +147,11 @@ def open_loop(
             from radixkv.runtime.drafts.open import open_drafts
 
             drafts, more_branches = open_drafts(speculative, cache, executor)
+        pauses: Pauses | None = None
+        if cache.is_sharing and config.model.task == "generate":
+            from radixkv.runtime.pauses.pauses import Pauses
+
+            pauses = Pauses(cache)
         scheduler = open_scheduler(
             cache,
             limits,
@@ -151,14 +160,17 @@ def open_loop(
             lpm_max_passes=config.scheduler.lpm_max_passes,
             tenants=config.tenants,
             host_tier=host_tier,
+            loads_ahead=config.cache.load_ahead,
             drafts=drafts,
             states=states,
+            returns=pauses,
             finds_shared_runs=executor.uses_shared_runs,
         )
         loop = assemble_loop(
             scheduler,
             executor,
             tenants=config.tenants,
+            pauses=pauses,
             more_branches=more_branches,
             open_grammars=open_grammars if warm is None else lambda: warm,
             max_model_len=resolved.device_settings.max_model_len,

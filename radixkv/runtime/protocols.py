@@ -23,7 +23,7 @@ from radixkv.tree.node import Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
 from radixkv.wire.messages import DraftUse, Submit, TokenLogprobs
-from radixkv.wire.stats import DiskStats, DraftStats, HostStats, StateStats, TenantStats, WindowStats
+from radixkv.wire.stats import DiskStats, DraftStats, HostStats, PauseStats, StateStats, TenantStats, WindowStats
 
 if TYPE_CHECKING:
     from radixkv.runtime.request import Request, Update
@@ -406,6 +406,33 @@ class States:
         return None
 
 
+class NeededPrompt(Protocol):
+    """A prompt that will be looked up, whether a request with it waits already or not."""
+
+    @property
+    def namespace(self) -> Namespace:
+        """Its namespace."""
+
+    @property
+    def key(self) -> bytes:
+        """Its tokens, little-endian int32: one object as long as it is needed, none once it is not."""
+
+
+class Returns:
+    """The conversations that are expected back, though no request of theirs waits.
+
+    This class is the protocol and its default, which expects none. O(1) each.
+    """
+
+    def expected(self) -> Iterable[NeededPrompt]:
+        """Yields what their next prompts begin with, those first whose pages are worth most."""
+        return ()
+
+    def stats(self) -> PauseStats | None:
+        """Returns counters and gauges of pauses between turns; None if nobody looks for them."""
+        return None
+
+
 class Tiers:
     """The memory tiers behind the device's pool.
 
@@ -438,12 +465,16 @@ class Tiers:
         return False
 
     def watch(
-        self, waiting: Callable[[], Iterable[WaitingPrompt]], n_unclaimed: Callable[[Namespace], int]
+        self,
+        waiting: Callable[[], Iterable[WaitingPrompt]],
+        expected: Callable[[], Iterable[NeededPrompt]],
+        n_unclaimed: Callable[[Namespace], int],
     ) -> None:
         """Takes what tells of the needs of others. Call it once.
 
         Args:
             waiting: yields the prompts that will be looked up soon, the first one first.
+            expected: yields those of conversations that are expected back, the first one first.
             n_unclaimed: returns how many pages of the device a namespace's owner can have beside what running and
                 loading requests need.
         """

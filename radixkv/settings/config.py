@@ -241,6 +241,13 @@ class CacheConfig:
         Kind(check_cache_url),
         "URL",
     )
+    load_ahead: bool = setting(
+        False,
+        "copy what waiting requests will need from lower tiers before it is their turn: shorter waits for most "
+        "requests, longer ones for the last (default: when it is their turn)",
+        SWITCH,
+    )
+    """What conversations need that are expected back is copied before they are, in any case."""
     write_policy: WritePolicy = setting(
         "through",
         "what the host tier gets: through for all that is computed, or selective for what a second request has "

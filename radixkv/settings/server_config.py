@@ -134,6 +134,14 @@ class ServerConfig:
         "header of Claude Code; they end every cached prefix (default: they are removed)",
         SWITCH,
     )
+    learn_pauses: bool = setting(
+        True,
+        "learn how long tools and users take between the turns of a chat, and keep the KV of chats that are "
+        "expected back soon (the default)",
+        SWITCH,
+        opposites="no_learn_pauses",
+        opposites_help="evict what was not used for longest, whoever is expected back",
+    )
     return_tokens_as_token_ids: bool = setting(
         False,
         "name tokens by their ids in logprobs, such as token_id:123; a request's field of this name wins (default: "

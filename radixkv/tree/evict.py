@@ -22,6 +22,9 @@ class EvictedRun(NamedTuple):
     """The run's tokens, little-endian int32."""
     pages: list[int]
     """Indices of the freed pages, in token order."""
+    age: int | None = None
+    """Uses of the tree since the last one of these pages; None if a waiting prompt needed them, or ages do not
+    count."""
 
 
 def evict_leaves(
@@ -43,11 +46,13 @@ def evict_leaves(
             last_needed = spared.last_needed(left)
         is_spared = last_needed is not None and not (leaves and last_needed.n_retentions)
         if is_spared:
-            if n_required <= 0:
-                break
             assert last_needed is not None
             leaf = last_needed
-            n_most = min(n_required, len(leaf.pages) - spared.n_needed_earlier(leaf))
+            is_required = spared.is_waited_for(leaf) or leaf.n_retentions
+            n_most = n_required if is_required else n_pages
+            if n_most <= 0:
+                break
+            n_most = min(n_most, len(leaf.pages) - spared.n_needed_earlier(leaf))
             spared.pop_last_needed()
         elif leaves and (n_required > 0 or not leaves[0].n_retentions):
             index = policy.victim(leaves)
@@ -72,6 +77,7 @@ def evict_leaves(
             policy.remember(leaf, digests, forest.n_leased + forest.n_evictable)
         if not (n_kept or is_spared):
             leaves.pop(index)
+        age = None if is_spared else policy.age(leaf)
         tokens, pages = forest.truncate(leaf, n_kept)
         if is_sparing:
             if not n_kept:
@@ -84,4 +90,4 @@ def evict_leaves(
         n_required -= n_evicted
         if left is not None:
             left[group] -= n_evicted
-        yield EvictedRun(namespace, digests, tokens, pages)
+        yield EvictedRun(namespace, digests, tokens, pages, age)

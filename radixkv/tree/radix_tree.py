@@ -88,6 +88,8 @@ class RadixTree:
         self._leases: set[Lease] = set()
         self._shared_runs = SharedRuns(self._forest, self._leases)
         self._use_times = UseTimes()
+        self.evicted_age_s = 0.0
+        """How long the pages evicted last had not been used, of those that no waiting prompt needs."""
         self.history = PageHistory()
         """The pages that have left the tree, for ``explain``. The trees of two tiers may have one together."""
 
@@ -417,14 +419,17 @@ class RadixTree:
         *,
         n_beyond: int = 0,
         waiting: Iterable[WaitingPrompt] = (),
+        expected: Iterable[WaitingPrompt] = (),
         n_required: int | None = None,
     ) -> list[EvictedRun]:
         """Frees ``n_pages`` pages, or all that can be evicted if there are fewer.
 
-        First go pages that are neither retained nor needed by a ``waiting`` prompt, in the policy's order; then
-        needed pages, those needed last first; then retained pages; last, retained pages that are needed. The pages
-        of a leaf go from its end. O(pages + log leaves + groups) a run, a digest of each page before it that has
-        none yet, and the cost of ``SparedLeaves.update``.
+        First go pages that are neither retained nor needed by one of the prompts, in the policy's order; then
+        needed pages, those of ``expected`` prompts before those of ``waiting`` ones, and those needed last first;
+        then retained pages; last, retained pages that are needed. The pages of a leaf go from its end.
+
+        O(pages + log leaves + groups) a run, a digest of each page before it that has none yet, and the cost of
+        ``SparedLeaves.update``.
 
         Args:
             n_pages: how many pages to free.
@@ -432,15 +437,19 @@ class RadixTree:
                 ``""``; who is left out loses none. None: there is no limit.
             n_beyond: the most pages to free in addition, where that ends the last leaf.
             waiting: prompts that will be looked up soon, the first one first.
+            expected: prompts that may be looked up, the first one first.
             n_required: how many of the pages must be freed although a waiting prompt needs them or they are
                 retained, if there are no others; the rest is only freed of other pages. None: all of them.
         """
         runs: list[EvictedRun] = []
-        self._spared.update(waiting)
+        self._spared.update(waiting, expected)
         n_required = n_pages if n_required is None else n_required
         for run in evict_leaves(self._forest, self._policy, n_pages, quotas, n_beyond, self._spared, n_required):
             self.history.add(run.digests, is_evicted=True)
             runs.append(run)
+        ages = [run.age for run in runs if run.age is not None]
+        if ages:
+            self.evicted_age_s = self._use_times.seconds_since(ages[-1])
         return runs
 
     def reserve_unneeded_state(self, namespace: Namespace, waiting: Iterable[WaitingPrompt]) -> int | None:

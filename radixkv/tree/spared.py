@@ -64,6 +64,8 @@ class SparedLeaves:
         self._forest = forest
         self._leaves = forest.evictable
         self._matches: dict[WaitingPrompt, _Match] = {}
+        self._n_waiting = 0
+        """Prompts that wait; the others are expected."""
         self._needs: dict[Node, list[_Need]] = {}
         """What is needed of each node; later prompts, which need more pages, come last."""
         self._cut: set[Node] = set()
@@ -77,14 +79,18 @@ class SparedLeaves:
         """Whether any prompt needs a page; if not, no other method but ``update`` does anything. O(1)."""
         return bool(self._matches)
 
-    def update(self, waiting: Iterable[WaitingPrompt]) -> None:
+    def update(self, waiting: Iterable[WaitingPrompt], expected: Iterable[WaitingPrompt] = ()) -> None:
         """Begins an eviction: from now on those leaves are spared that these prompts need, the first one first.
+
+        Expected prompts come after those that wait, and need their leaves less: see ``is_waited_for``.
 
         O(1) for each prompt whose match has not changed, else a match; and O(log leaves) for each leaf that is
         spared now and was not before, or was spared before and is not now.
         """
         self._heap = None
         needed = [prompt for prompt in waiting if prompt[0] in self._forest.roots]
+        self._n_waiting = len(needed)
+        needed += [prompt for prompt in expected if prompt[0] in self._forest.roots]
         if not (needed or self._matches):
             return
         matches: dict[WaitingPrompt, _Match] = {}
@@ -104,6 +110,10 @@ class SparedLeaves:
         """Returns how many leading pages of a leaf are needed. O(1)."""
         needs = self._needs.get(leaf)
         return needs[-1].n_pages if needs else 0
+
+    def is_waited_for(self, leaf: Node) -> bool:
+        """Returns whether the last pages of a spared leaf are needed by a prompt that waits. O(1)."""
+        return self._needs[leaf][-1].order < self._n_waiting
 
     def note_cut(self, leaf: Node) -> None:
         """Notes that a candidate has lost its last pages: it is spared now if all that is left is needed."""

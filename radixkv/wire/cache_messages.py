@@ -264,7 +264,26 @@ class Pinned(msgspec.Struct, frozen=True, tag=True):
     """How long all of them stay pinned; 0 if there are none."""
 
 
-CacheCommand: TypeAlias = Flush | Invalidate | CloseSession | Explain | Match | Outline | Pin
+class BeginPause(msgspec.Struct, frozen=True, tag=True):
+    """Says that a prompt can go on from an answer, with results of its tools or what its user says next.
+
+    Answered by ``PauseBegun``.
+    """
+
+    id: str
+    request_id: str
+    """Id of the ``Submit``, which has ended."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that the answer has called."""
+
+
+class PauseBegun(msgspec.Struct, frozen=True, tag=True):
+    """The answer to ``BeginPause``."""
+
+    id: str
+
+
+CacheCommand: TypeAlias = Flush | Invalidate | CloseSession | Explain | Match | Outline | Pin | BeginPause
 """What the frontend asks of the cache."""
-CacheReply: TypeAlias = Flushed | Invalidated | SessionClosed | Explained | Matched | Outlined | Pinned
+CacheReply: TypeAlias = Flushed | Invalidated | SessionClosed | Explained | Matched | Outlined | Pinned | PauseBegun
 """The answer to a ``CacheCommand``, unless it is ``Failed``."""

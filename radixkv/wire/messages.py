@@ -29,7 +29,7 @@ from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 
-WIRE_VERSION = 29
+WIRE_VERSION = 30
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -126,6 +126,12 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     no answer."""
     pooling: Pooling | None = None
     """What to report of the prompt; None: it has an answer. With it ``sampling`` has its defaults."""
+    may_pause: bool = False
+    """Whether a ``BeginPause`` may follow its end. Only with one choice."""
+    resumes: str = ""
+    """Id of the ``Submit`` from whose answer the prompt goes on; empty if that is not known."""
+    expected_pause_s: float | None = None
+    """How long the pause after its answer takes, as the client says; None: that is learnt."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

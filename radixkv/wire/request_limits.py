@@ -51,6 +51,15 @@ def check_cache_salt(salt: str) -> None:
         raise InvalidRequest(f"cache_salt has {n_bytes} bytes; at most {MAX_SALT_BYTES}", param="cache_salt")
 
 
+def check_expected_pause(pause_s: float | None) -> None:
+    """Raises ``InvalidRequest`` for an ``expected_pause_s`` below 0 or above ``MAX_TTL_S``."""
+    if pause_s is not None and not (is_number(pause_s) and 0 <= pause_s <= MAX_TTL_S):  # also catches NaN
+        raise InvalidRequest(
+            f"expected_pause_s is {shortened(pause_s)}; it must be between 0 and {MAX_TTL_S} seconds",
+            param="expected_pause_s",
+        )
+
+
 def check_ttl(ttl_s: float, field: str) -> None:
     """Raises ``InvalidRequest`` for a time to live below 0 or above ``MAX_TTL_S``."""
     if not (is_number(ttl_s) and 0 <= ttl_s <= MAX_TTL_S):  # also catches NaN

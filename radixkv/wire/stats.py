@@ -110,6 +110,20 @@ class SourceStats(msgspec.Struct, frozen=True):
     accepted_tokens_total: int
 
 
+class PauseStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of conversations that pause between two turns."""
+
+    n_pauses: int
+    n_spared_tokens: int
+    """Tokens of those that evictions spare, shared ones counted for each."""
+    returns_total: int
+    """Pauses that a prompt has ended."""
+    returns_on_device_total: int
+    """Those of them whose conversation was on the device as a whole."""
+    given_up_total: int
+    """Pauses that took too long."""
+
+
 class StateStats(msgspec.Struct, frozen=True):
     """Counters and gauges of the states of recurrent layers that the prefix cache keeps."""
 
@@ -233,6 +247,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """None without recurrent layers."""
     windows: WindowStats | None = None
     """None where layers with windows have no pages of their own."""
+    pauses: PauseStats | None = None
+    """None where requests share no pages, or nothing is generated."""
     tenants: dict[str, TenantStats] = {}
     """By name, without the operator."""
     replicas: dict[str, ReplicaStats] = {}

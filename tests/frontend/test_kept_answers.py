@@ -76,7 +76,7 @@ class Server:
     ) -> list[int]:
         """Answers a prompt with tokens that arrive in groups; returns the prompt's tokens."""
         encoded = asyncio.run(self.encoder(salt, tenant).conversation(text))
-        keeper = encoded.open_keeper()
+        keeper = encoded.open_keeper("turn")
         assert keeper is not None
         cuts = [0, *sorted({cut for cut in groups if cut < len(answer)} - {0}), len(answer)]
         for start, end in itertools.pairwise(cuts):
@@ -225,7 +225,7 @@ def test_the_bytes_of_two_tokens_are_not_the_end_of_a_segment() -> None:
     assert pack_tokens([eos]) in pack_tokens(rest)
     server = Server()
     history = server.kept.look_up(QUESTION, "", "")
-    keeper = server.kept.open_keeper(history, pack_tokens([*ids("<user>he"), eos, *rest]))
+    keeper = server.kept.open_keeper(history, pack_tokens([*ids("<user>he"), eos, *rest]), "turn")
     keeper.add(TokenDelta(0, 0, bytearray(pack_tokens([eos])), [], "stop", eos))
     assert server.tokens(QUESTION + "<eos>") == [*ids("<user>he"), eos, *rest, eos]
 

@@ -136,6 +136,7 @@ engines = st.builds(
         enable_prefix_caching=st.booleans(),
         gpu_memory_utilization=st.none() | st.floats(1e-3, 1.0),
         write_policy=st.sampled_from(["through", "selective"]),
+        load_ahead=st.booleans(),
         load_policy=st.sampled_from(["auto", "always", "never"]),
         eviction_policy=st.sampled_from(["lru", "lfuda", "adaptive"]),
         ghost_capacity=st.floats(0, 1e3),
@@ -184,9 +185,9 @@ def test_every_setting_has_a_flag():
     engine = {"model", "cache", "scheduler", "seed", "kv_events", "tenants"}
     assert {field.name for field in fields(EngineConfig)} == engine
     assert len(fields(ModelConfig)) == 13
-    assert len(fields(CacheConfig)) == 16
+    assert len(fields(CacheConfig)) == 17
     assert len(fields(SchedulerConfig)) == 11
-    assert len(fields(ServerConfig)) == 22
+    assert len(fields(ServerConfig)) == 23
 
 
 @pytest.mark.parametrize(

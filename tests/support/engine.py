@@ -257,7 +257,9 @@ class Engine:
             "drafts": self.drafts,
             "states": states,
         }
-        self.scheduler = make_scheduler(self.cache, **(defaults | settings), clock=lambda: self.now)
+        self.scheduler = make_scheduler(
+            self.cache, **(defaults | settings), loads_ahead=True, clock=lambda: self.now
+        )
         if self.scheduler.limits.splits_drafts:
             self.device.max_split_rows = self.scheduler.limits.max_num_seqs
         self.requests: dict[str, Request] = {}

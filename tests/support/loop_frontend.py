@@ -8,6 +8,7 @@ from typing import Any
 
 from radixkv.runtime.assemble import assemble_loop, page_quotas
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.pauses.pauses import Pauses
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
@@ -76,12 +77,16 @@ class Frontend:
             n_pages, 4, min_copied_tokens=1, free_pages=PoisoningList(self.device), page_quotas=page_quotas(tenants)
         )
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
-        self.scheduler = make_scheduler(cache, **(defaults | settings), tenants=tenants, clock=lambda: self.now)
+        pauses = Pauses(cache, lambda: self.now)
+        self.scheduler = make_scheduler(
+            cache, **(defaults | settings), tenants=tenants, returns=pauses, clock=lambda: self.now
+        )
         self.grammars = FakeCompiler()
         self.loop = assemble_loop(
             self.scheduler,
             self.device,
             tenants=tenants,
+            pauses=pauses,
             open_grammars=open_grammars or (lambda: self.grammars),
             eos_token_ids=eos_token_ids,
             max_model_len=100,
@@ -115,6 +120,9 @@ class Frontend:
         session_id: str = "",
         reads_cache: bool = True,
         pooling: wire.Pooling | None = None,
+        may_pause: bool = False,
+        resumes: str = "",
+        expected_pause_s: float | None = None,
         **sampling: object,
     ) -> None:
         defaults = {"temperature": 1.0, "seed": 5, "max_tokens": 6} if pooling is None else {}
@@ -131,6 +139,9 @@ class Frontend:
             reads_cache=reads_cache,
             tenant=tenant,
             pooling=pooling,
+            may_pause=may_pause,
+            resumes=resumes,
+            expected_pause_s=expected_pause_s,
         )
         self.take(self.loop.receive(message))
 
@@ -139,6 +150,10 @@ class Frontend:
         self.submit(request_id, prompt, **options)
         self.run()
         return self.received[request_id]
+
+    def begin_pause(self, request_id: str, *tools: str) -> None:
+        (reply,) = self.loop.receive(cache_messages.BeginPause("pause", request_id, tools))
+        assert isinstance(reply, cache_messages.PauseBegun)
 
     def pin(self, prompt: Iterable[int], ttl_s: float, salt: str = "") -> cache_messages.Pinned | wire.Failed:
         (reply,) = self.loop.receive(cache_messages.Pin("pin", token_bytes(list(prompt)), ttl_s, salt))

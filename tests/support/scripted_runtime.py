@@ -20,6 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.wire.cache_messages import (
+    BeginPause,
     CloseSession,
     Explain,
     Explained,
@@ -31,6 +32,7 @@ from radixkv.wire.cache_messages import (
     Matched,
     Outline,
     Outlined,
+    PauseBegun,
     Pin,
     Pinned,
     SessionClosed,
@@ -198,6 +200,7 @@ class ScriptedLoop:
     """Tokens after which requests wait until their choices are cancelled, and fail then; None: neither."""
     running: dict[str, _Running] = field(default_factory=dict)
     submitted: list[Submit] = field(default_factory=list)
+    paused: list[BeginPause] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     explained: list[Explain] = field(default_factory=list)
     matched: list[Match] = field(default_factory=list)
@@ -258,6 +261,7 @@ class ScriptedLoop:
         | Match
         | Outline
         | Pin
+        | BeginPause
         | GetStats
         | Drain,
     ) -> list[FromRuntime]:
@@ -321,6 +325,9 @@ class ScriptedLoop:
                 if self.refuses_pins:
                     return [Failed(message.id, "unsupported_feature", "nothing can be pinned", "ttl")]
                 return [Pinned(message.id, n_tokens, n_tokens // 2, message.ttl_s)]
+            case BeginPause():
+                self.paused.append(message)
+                return [PauseBegun(message.id)]
             case GetStats():
                 return [self._stats(message.id)]
         return []

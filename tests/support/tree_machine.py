@@ -228,15 +228,27 @@ class TreeMachine(RuleBasedStateMachine):
     def wait_no_more(self, index):
         self.world.waiting.pop(index % len(self.world.waiting))
 
-    @rule(n_pages=st.integers(0, 8), n_beyond=st.integers(0, 3), n_required=st.none() | st.integers(0, 8))
-    def evict(self, n_pages, n_beyond, n_required):
+    @rule(
+        n_pages=st.integers(0, 8),
+        n_beyond=st.integers(0, 3),
+        n_required=st.none() | st.integers(0, 8),
+        n_waiting=st.integers(0, 6),
+    )
+    def evict(self, n_pages, n_beyond, n_required, n_waiting):
         n_required = None if n_required is None else min(n_required, n_pages)
-        self.world.evict(n_pages, n_beyond=n_beyond if n_pages else 0, n_required=n_required)
+        self.world.evict(n_pages, n_beyond=n_beyond if n_pages else 0, n_required=n_required, n_waiting=n_waiting)
 
     @precondition(lambda self: self.world.waiting)
-    @rule(n_left=st.integers(0, 6), n_beyond=st.integers(0, 3))
-    def evict_what_is_needed(self, n_left, n_beyond):
-        self.world.evict(max(0, self.world.tree.n_pages_evictable - n_left), n_beyond=n_beyond)
+    @rule(
+        n_left=st.integers(0, 6),
+        n_beyond=st.integers(0, 3),
+        n_required=st.none() | st.integers(0, 8),
+        n_waiting=st.integers(0, 6),
+    )
+    def evict_what_is_needed(self, n_left, n_beyond, n_required, n_waiting):
+        n_pages = max(0, self.world.tree.n_pages_evictable - n_left)
+        n_required = None if n_required is None else min(n_required, n_pages)
+        self.world.evict(n_pages, n_beyond=n_beyond, n_required=n_required, n_waiting=n_waiting)
 
     @rule(n_pages=st.integers(1, 8), quotas=st.tuples(quotas, quotas), n_beyond=st.integers(0, 3))
     def evict_by_quotas(self, n_pages, quotas, n_beyond):

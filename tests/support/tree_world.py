@@ -305,7 +305,7 @@ class World:
         )
 
     def needed_by(self) -> dict[int, int]:
-        """By page, the index of the first waiting prompt that needs it."""
+        """By page, the index of the first waiting or expected prompt that needs it."""
         orders: dict[int, int] = {}
         for order, (namespace, tokens) in enumerate(self.waiting):
             n = self.expected_match(namespace, tokens)
@@ -314,15 +314,28 @@ class World:
         return orders
 
     def evict(
-        self, n_pages: int, quotas: dict[str, int] | None = None, n_beyond: int = 0, n_required: int | None = None
+        self,
+        n_pages: int,
+        quotas: dict[str, int] | None = None,
+        n_beyond: int = 0,
+        n_required: int | None = None,
+        n_waiting: int = 6,
     ) -> None:
+        """Evicts. Of the prompts the first ``n_waiting`` wait, and the others are expected."""
         left = self.n_evictable_by_group() if quotas is None else Counter(quotas)
         n_evictable = (left & self.n_evictable_by_group()).total()
         n_required = n_pages if n_required is None else n_required
         needed_by = self.needed_by()
         nodes = {(stored.namespace, stored.tokens) for stored in self.tree.computed_pages()}
         waiting = [(namespace, bytes(bytearray(tokens))) for namespace, tokens in self.waiting]
-        runs = self.tree.evict(n_pages, quotas, n_beyond=n_beyond, waiting=waiting, n_required=n_required)
+        runs = self.tree.evict(
+            n_pages,
+            quotas,
+            n_beyond=n_beyond,
+            waiting=waiting[:n_waiting],
+            expected=waiting[n_waiting:],
+            n_required=n_required,
+        )
         n_evicted, n_before = sum(len(run.pages) for run in runs), 0
         assert min(n_required, n_evictable) <= n_evicted <= min(n_pages + n_beyond, n_evictable)
         if n_evicted > n_pages:
@@ -354,7 +367,8 @@ class World:
                 leaves = [page for page in leaves if page not in retained] or leaves
                 assert needed_by.keys() >= set(leaves), "a needed page goes before one that nobody needs"
                 assert orders == {max(needed_by[page] for page in leaves)}, "the pages needed last go first"
-                assert n_before <= n_required, "more needed pages are evicted than must be"
+                is_waited_for = max(needed_by[page] for page in leaves) < n_waiting
+                assert n_before <= n_required or not is_waited_for, "more needed pages are evicted than must be"
             left[group] -= len(run.pages)
             self.model.evicted(run.pages, [prefix_of[page] for page in run.pages], n_cached)
             for page in reversed(run.pages):
@@ -367,7 +381,9 @@ class World:
         if n_evicted < min(n_pages, n_evictable):
             leaves = self._evictable_leaves([group for group in ("", *self.tenants) if left[group] > 0])
             leaves = [page for page in leaves if page not in self.retained_pages()]
-            assert needed_by.keys() >= set(leaves), "fewer pages than asked are evicted, though some are not needed"
+            assert all(needed_by.get(page, n_waiting) < n_waiting for page in leaves), (
+                "fewer pages than asked are evicted, though no prompt waits for some"
+            )
 
     def _evictable_leaves(self, groups: Collection[str]) -> list[int]:
         """The last pages of sequences of some groups that no lease holds."""

@@ -241,6 +241,14 @@ def waiting_prompts_are_forgotten(patch: Patch) -> None:
     patch.setattr(RadixTree, "evict", evict)
 
 
+def what_is_expected_stays_as_what_is_waited_for(patch: Patch) -> None:
+    patch.setattr(SparedLeaves, "is_waited_for", lambda self, leaf: True)
+
+
+def what_is_waited_for_goes_as_what_is_expected(patch: Patch) -> None:
+    patch.setattr(SparedLeaves, "is_waited_for", lambda self, leaf: False)
+
+
 def what_is_needed_first_goes_with_the_rest(patch: Patch) -> None:
     patch.setattr(SparedLeaves, "n_needed_earlier", lambda self, leaf: 0)
 
@@ -387,6 +395,8 @@ OTHERS = (
     eviction_takes_the_newest,
     eviction_exceeds_a_quota_by_a_page,
     what_is_needed_first_goes_with_the_rest,
+    what_is_expected_stays_as_what_is_waited_for,
+    what_is_waited_for_goes_as_what_is_expected,
     sparing_never_ends,
     retained_leaf_grows_in_place,
     split_loses_the_retentions,

@@ -100,3 +100,11 @@ def test_retained_pages_go_after_those_that_are_needed() -> None:
     for token in (2, 3):
         tree.retentions.add(NAMESPACE, ids(token), until=1.0)
     assert [run.pages for run in tree.evict(3, waiting=waiting)] == [[1], [3], [2]]
+
+
+def test_what_is_expected_goes_before_what_is_waited_for() -> None:
+    tree, waiting, expected = RadixTree(1), [(NAMESPACE, ids(1))], [(NAMESPACE, ids(2)), (NAMESPACE, ids(3))]
+    for token in (1, 2, 3, 4):
+        cache(tree, token)
+    assert [run.pages for run in tree.evict(4, waiting=waiting, expected=expected, n_required=0)] == [[4], [3], [2]]
+    assert [run.pages for run in tree.evict(1, waiting=waiting, expected=expected)] == [[1]]

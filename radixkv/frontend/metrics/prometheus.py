@@ -25,6 +25,7 @@ from radixkv.wire.stats import (
     DiskStats,
     DraftStats,
     HostStats,
+    PauseStats,
     ReplicaStats,
     SharedStoreStats,
     StateStats,
@@ -251,6 +252,8 @@ def _families(stats: Stats) -> Iterator[Metric]:
         yield from _state_families(stats.states)
     if stats.windows is not None:
         yield from _window_families(stats.windows)
+    if stats.pauses is not None:
+        yield from _pause_families(stats.pauses)
     if stats.tenants:
         yield from _tenant_families(stats.tenants)
     if stats.replicas:
@@ -340,6 +343,19 @@ def _window_families(windows: WindowStats) -> Iterator[Metric]:
             windows.missed_tokens_total,
             "Prompt tokens computed although their pages were cached, because no window pages were before them.",
         ),
+    }
+    yield from _numbers(gauges, counters)
+
+
+def _pause_families(pauses: PauseStats) -> Iterator[Metric]:
+    gauges: _Values = {
+        "pauses": (pauses.n_pauses, "Chats that are expected to go on, with results of tools or by their users."),
+        "pause_spared_tokens": (pauses.n_spared_tokens, "Tokens of those that are evicted late."),
+    }
+    counters: _Values = {
+        "pause_returns": (pauses.returns_total, "Chats that went on."),
+        "pause_returns_on_device": (pauses.returns_on_device_total, "Those that were in the pool as a whole."),
+        "pauses_given_up": (pauses.given_up_total, "Chats that paused for too long."),
     }
     yield from _numbers(gauges, counters)
 

@@ -152,6 +152,11 @@ class ReplicasClient:
         if (sent := self._sent.pop(request.id, None)) is not None:
             self.runtimes[sent.number].abandon(request)
 
+    def begin_pause(self, request: InFlightRequest, tools: Sequence[str]) -> None:
+        """See ``RequestSender.begin_pause``."""
+        if (sent := self._sent.get(request.id)) is not None:
+            self.runtimes[sent.number].begin_pause(request, tools)
+
     async def idle(self) -> None:
         """Waits until nothing is in flight, and no group that has begun will send more."""
         while not all(replica.is_idle for replica in self.runtimes):  # one may get what another one has refused

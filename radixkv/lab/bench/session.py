@@ -46,6 +46,8 @@ class BenchRequest:
     """Whether answers go on after the end-of-sequence token."""
     tools: Sequence[Mapping[str, Any]] = ()
     """The tools that the model may call, in OpenAI's format; only for chats."""
+    after_s: float = 0.0
+    """How long after the answers to the previous turn it is sent, in seconds: so long its tools take."""
 
 
 @dataclass(frozen=True)

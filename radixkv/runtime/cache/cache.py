@@ -9,6 +9,7 @@ Each pool has a page cache of its own: the device's KV pool, and the slots in ho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 
 from radixkv.runtime.cache.block_table import BlockTable, ComputedRow, ReplacedPage
 from radixkv.runtime.cache.checks import check_counts, check_pages
@@ -92,6 +93,10 @@ class PageCache:
         that none of them needs.
 
         The scheduler sets it: its queue ranks requests by this cache, and so is made after it."""
+        self.expected_prompts: Callable[[], Iterable[WaitingPrompt]] = tuple
+        """Returns the prompts that may be opened some time, in order, though no request with them waits.
+
+        Their pages are evicted before those of ``upcoming_prompts``, and after all others."""
         self.window_pages: WindowAllocator = NoWindowPages()
         """The pages of layers with windows, where these have pages of their own."""
         self.recurrent_states = self.tree.states
@@ -279,9 +284,15 @@ class PageCache:
         blocks.window = WindowTable(len(blocks.pages))
         return True
 
-    def reserve_unneeded(self, blocks: BlockTable, n_pages: int) -> bool:
+    def reserve_unneeded(self, blocks: BlockTable, n_pages: int, ahead_of: bytes | None = None) -> bool:
         """Does what ``reserve_copied`` does with pages that nobody needs: free ones, and evicted ones that no
         upcoming prompt needs and that are not retained.
+
+        Args:
+            blocks: the block table.
+            n_pages: how many pages it is to have.
+            ahead_of: the tokens of which the pages are. If they are one of ``expected_prompts``, pages stay that
+                those before it need, and pages of later ones may go.
 
         Returns:
             False, with the block table as it was, if there are too few.
@@ -291,7 +302,15 @@ class PageCache:
             return False
         if (n_short := n_missing - len(self._free)) > 0:
             n_most = self.n_pages >> 7
-            self._evict(max(n_short, n_most), quotas.quotas(blocks.namespace), n_required=0, n_beyond=n_most)
+            expected = [*self.expected_prompts()]
+            place = next((place for place, (_, tokens) in enumerate(expected) if tokens is ahead_of), 0)
+            self._evict(
+                max(n_short, n_most),
+                quotas.quotas(blocks.namespace),
+                n_required=0,
+                n_beyond=n_most,
+                first=expected[:place],
+            )
         return n_missing <= len(self._free) and self.reserve_copied(blocks, n_pages)
 
     def n_missing_beside(self, blocks: BlockTable, n_copied: int, n_pages: int, max_row_tokens: int) -> int:
@@ -575,9 +594,20 @@ class PageCache:
         has_room = spares_waiting or len(self._free) >= n_pages
         assert has_room, "the tree evicted fewer pages than it counts as evictable"
 
-    def _evict(self, n_pages: int, quotas: Mapping[str, int] | None, *, n_required: int, n_beyond: int = 0) -> None:
-        waiting = self.upcoming_prompts()
-        for run in self.tree.evict(n_pages, quotas, n_beyond=n_beyond, waiting=waiting, n_required=n_required):
+    def _evict(
+        self,
+        n_pages: int,
+        quotas: Mapping[str, int] | None,
+        *,
+        n_required: int,
+        n_beyond: int = 0,
+        first: Iterable[WaitingPrompt] = (),
+    ) -> None:
+        """Evicts pages; the expected prompts among ``first`` count as waiting ones."""
+        waiting, expected = chain(self.upcoming_prompts(), first), self.expected_prompts()
+        for run in self.tree.evict(
+            n_pages, quotas, n_beyond=n_beyond, waiting=waiting, expected=expected, n_required=n_required
+        ):
             self.n_evicted += len(run.pages)
             self._give_back(run.namespace, run.pages)
 

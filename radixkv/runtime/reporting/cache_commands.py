@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from operator import itemgetter
 from typing import Any
@@ -58,7 +58,7 @@ class CacheCommands:
         gate: holds further requests.
         find_pin: returns how many tokens of a prompt are pinned, for how many seconds, and whether by its own pin.
         others: carry out the commands of other branches, by the type of their message.
-        before_flush: called before the caches are emptied.
+        before_flush: these are called before the caches are emptied.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class CacheCommands:
         *,
         find_pin: Callable[[Namespace, bytes], tuple[int, float, bool]],
         others: Mapping[type[CacheCommand], Callable[[Any], CacheReply]],
-        before_flush: Callable[[], None],
+        before_flush: Sequence[Callable[[], None]],
     ) -> None:
         self._cache = scheduler.cache
         self._tiers = scheduler.tiers
@@ -99,7 +99,8 @@ class CacheCommands:
             return Failed(message.id, error.code, str(error), error.param)
 
     def _flush(self, message: Flush) -> Flushed:
-        self._before_flush()
+        for forget in self._before_flush:
+            forget()
         self._tiers.flush()
         n_freed, n_leased = self._cache.flush()
         return Flushed(message.id, n_freed, n_leased)

@@ -90,5 +90,6 @@ def make_stats(
         drafts=scheduler.drafts.stats(),
         states=scheduler.states.stats(),
         windows=scheduler.states.window_stats(),
+        pauses=scheduler.returns.stats(),
         tenants=scheduler.shares.stats(lambda sender: count_requests_of(sender, scheduler, gate)),
     )

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from radixkv.errors import InvariantError, QueueFull, queue_timeout
 from radixkv.runtime.cache.block_table import ComputedRow
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Continuation, Drafts, Queue, Shares, States, Tiers
+from radixkv.runtime.protocols import Continuation, Drafts, Queue, Returns, Shares, States, Tiers
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.prefill import PlannedRow, PrefillRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
@@ -82,6 +82,7 @@ class Scheduler:
         tiers: the memory tiers behind the pool.
         drafts: guesses the tokens that follow.
         states: those of recurrent layers in the tree.
+        returns: the conversations that are expected back.
         shared_prefixes: finds the pages that decode rows share; None: plans list none.
         clock: seconds, monotonic.
     """
@@ -96,6 +97,7 @@ class Scheduler:
         tiers: Tiers,
         drafts: Drafts,
         states: States,
+        returns: Returns,
         shared_prefixes: SharedPrefixes | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -106,6 +108,7 @@ class Scheduler:
         self.tiers = tiers
         self.drafts = drafts
         self.states = states
+        self.returns = returns
         self.running = RunningRequests(
             cache,
             queue,
@@ -119,7 +122,8 @@ class Scheduler:
         )
         self._shared_prefixes = shared_prefixes
         cache.upcoming_prompts = self._next_prompts
-        tiers.watch(self._next_prompts, self.running.n_unclaimed)
+        cache.expected_prompts = self._expected_prompts
+        tiers.watch(self._next_prompts, returns.expected, self.running.n_unclaimed)
         self._clock = clock
         self.forecast = StepTimeForecast()
         """The time of steps, for ``target_itl_ms``; it learns from what is recorded there."""
@@ -237,6 +241,10 @@ class Scheduler:
         """Yields namespace and tokens of the requests that will look up their prefixes soon, in that order."""
         waiting = ((request.namespace, request.key) for request in self.waiting.next_requests())
         return chain(self.tiers.next_prompts(), waiting)
+
+    def _expected_prompts(self) -> Iterator[WaitingPrompt]:
+        """Yields namespace and tokens of conversations that are expected back, in that order."""
+        return ((one.namespace, one.key) for one in self.returns.expected())
 
     @property
     def _has_prompts(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
@@ -218,7 +219,13 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         return lookup
 
     def begin_load(
-        self, namespace: Namespace, tokens: bytes, n_pages: int = 0, n_kept: int = 0, *, is_ahead: bool = False
+        self,
+        namespace: Namespace,
+        tokens: bytes,
+        n_pages: int = 0,
+        n_kept: int = 0,
+        *,
+        ahead_of: bytes | None = None,
     ) -> HostLoad | None:
         """Starts to copy what the host tier has of a prompt beyond the device's cached prefix.
 
@@ -229,12 +236,14 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             tokens: the prompt.
             n_pages: pages that its request needs in all, without window pages.
             n_kept: available pages that others need.
-            is_ahead: whether it is not the prompt's turn yet. Then nobody waits for the load. It takes pages that
-                nobody needs, and is neither a use nor a hit; the device's pages before it must be computed.
+            ahead_of: None if it is the prompt's turn; else the ``NeededPrompt.key`` for which it is loaded ahead.
+                Then nobody waits for the load. It takes pages that no prompt before it needs, and is neither a use
+                nor a hit; the device's pages before it must be computed.
 
         Returns:
             None if too few pages are available or there is nothing to copy; the cached prefixes count as used.
         """
+        is_ahead = ahead_of is not None
         source = self.host.open(namespace, tokens, is_use=not is_ahead, is_hit=False)
         last = source.n_leased
         if source.state is not None:
@@ -245,7 +254,9 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         n_missing = self.device.n_missing_beside(blocks, last, max(n_pages, last), self.max_row_tokens)
         has_room = n_missing <= self.device.n_available_to(namespace) - n_kept
         has_room = has_room and (blocks.is_computed or not is_ahead)
-        reserve = self.device.reserve_unneeded if is_ahead else self.device.reserve_copied
+        reserve = (
+            partial(self.device.reserve_unneeded, ahead_of=ahead_of) if is_ahead else self.device.reserve_copied
+        )
         place = None
         if has_room and source.state is not None:
             states = self.upper_states

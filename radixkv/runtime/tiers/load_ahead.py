@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
 
+from radixkv.runtime.protocols import NeededPrompt
 from radixkv.runtime.tiers.host_tier import CachedPrefixes, HostLoad, HostTier
 from radixkv.runtime.tiers.storage_tier import Fetch, Lookup
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -19,18 +19,6 @@ turn it is has to wait for these copies. They take a hundredth of a second on a 
 _MAX_HELD_PART = 4
 """One fourth of the pages of a tier has what was brought there ahead and not used yet, at most: the rest is for
 what steps compute."""
-
-
-class NeededPrompt(Protocol):
-    """A prompt that will be looked up soon, whether a request with it waits already or not."""
-
-    @property
-    def namespace(self) -> Namespace:
-        """Its namespace."""
-
-    @property
-    def key(self) -> bytes:
-        """Its tokens, little-endian int32: one object as long as they wait, none once they do not."""
 
 
 @dataclass(slots=True, eq=False)
@@ -259,7 +247,7 @@ class LoadAhead:
         if not host_tier.should_load(cached):
             return False
         n_kept = host_tier.device.n_available_to(prompt.namespace) - n_unclaimed
-        load = host_tier.begin_load(prompt.namespace, tokens, n_kept=n_kept, is_ahead=True)
+        load = host_tier.begin_load(prompt.namespace, tokens, n_kept=n_kept, ahead_of=prompt.key)
         if load is None:
             return False
         self._brought.setdefault(prompt, Brought())

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Queue, TierChanges, TierHits, Tiers
+from radixkv.runtime.protocols import NeededPrompt, Queue, TierChanges, TierHits, Tiers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.tiers.host_tier import CachedPrefixes, HostLoad, HostTier
@@ -64,9 +64,19 @@ class MemoryTiers(Tiers):
         waiting: where the requests come from.
         host_tier: makes the copies.
         clock: seconds, monotonic.
+        loads_ahead: whether pages are also copied for requests whose turn it is not yet, and not only for
+            conversations that are expected back.
     """
 
-    def __init__(self, cache: PageCache, waiting: Queue, host_tier: HostTier, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        cache: PageCache,
+        waiting: Queue,
+        host_tier: HostTier,
+        clock: Callable[[], float],
+        *,
+        loads_ahead: bool = False,
+    ) -> None:
         self._cache = cache
         self._waiting = waiting
         self._host_tier = host_tier
@@ -74,7 +84,9 @@ class MemoryTiers(Tiers):
         self.n_host_slots = host_tier.copier.n_slots
         self.has_disk = host_tier.disk is not None
         self._clock = clock
-        self._ahead = LoadAhead(host_tier, waiting.next_requests)
+        self._loads_ahead = loads_ahead
+        self._expected: Callable[[], Iterable[NeededPrompt]] = tuple
+        self._ahead = LoadAhead(host_tier, self._needed)
         self._loads: dict[Request, _Loading] = {}
         """The loading and loaded requests, in the order in which their loads began."""
         self._joined: dict[Request, HostLoad | Fetch | Lookup] = {}
@@ -117,12 +129,23 @@ class MemoryTiers(Tiers):
         return self._host_tier.delays_requests
 
     def watch(
-        self, waiting: Callable[[], Iterable[WaitingPrompt]], n_unclaimed: Callable[[Namespace], int]
+        self,
+        waiting: Callable[[], Iterable[WaitingPrompt]],
+        expected: Callable[[], Iterable[NeededPrompt]],
+        n_unclaimed: Callable[[Namespace], int],
     ) -> None:
-        """Lets the host tier evict what waiting prompts need last, and lets pages be loaded ahead where there is
-        room."""
-        self._host_tier.host.upcoming_prompts = waiting
+        """Lets the host tier evict what waiting and expected prompts need last, and lets pages be loaded ahead."""
+        host = self._host_tier.host
+        host.upcoming_prompts = waiting
+        host.expected_prompts = lambda: ((one.namespace, one.key) for one in expected())
+        self._expected = expected
         self._ahead.n_unclaimed = n_unclaimed
+
+    def _needed(self) -> Iterator[NeededPrompt]:
+        """Yields what pages are loaded ahead for, the first one first."""
+        if self._loads_ahead:
+            yield from self._waiting.next_requests()
+        yield from self._expected()
 
     def offer(self, namespace: Namespace, tokens: bytes, on_stored: Callable[[Namespace, bytes], None]) -> None:
         """Offers a sequence to the host tier, at the cost of ``HostTier.offer``."""

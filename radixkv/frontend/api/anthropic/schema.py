@@ -73,6 +73,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     thread: dict[str, Any] | None = None
     session_id: str | None = None
     priority: Int64 | None = None
+    expected_pause_s: float | None = None
     explain_cache: bool | None = False
 
     @property

@@ -83,6 +83,7 @@ def to_chat(request: MessagesRequest) -> Chat:
         format_field="tools" if text_format is None else "output_config",
         session_id=request.session_id or "",
         priority=request.priority or 0,
+        expected_pause_s=request.expected_pause_s,
         generates=not request.prewarms,
     )
 

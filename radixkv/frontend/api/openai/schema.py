@@ -145,6 +145,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
+    expected_pause_s: float | None = None
 
     @property
     def n_logprobs(self) -> int | None:

@@ -48,6 +48,7 @@ def to_chat(request: ChatRequest) -> Chat:
         cache_salt=request.cache_salt or "",
         session_id=request.session_id or "",
         priority=request.priority or 0,
+        expected_pause_s=request.expected_pause_s,
         prediction="" if request.prediction is None else request.prediction.text,
     )
 

@@ -60,6 +60,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     session_id: str | None = None
     priority: Int64 | None = None
+    expected_pause_s: float | None = None
     explain_cache: bool | None = False
 
     @property

@@ -78,6 +78,7 @@ def to_chat(request: ResponsesRequest) -> Chat:
         cache_salt=request.cache_salt or "",
         session_id=request.session_id or "",
         priority=request.priority or 0,
+        expected_pause_s=request.expected_pause_s,
         generates=not request.prewarms,
     )
 

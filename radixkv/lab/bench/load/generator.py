@@ -191,13 +191,16 @@ class _Run:
                 records = [Record(session=index, turn=turn, scheduled=due) for _ in prepared]
                 self._records[index] += records  # before they are answered, since the run may end meanwhile
                 await self._send_all(prepared, records)
-                due = None if due is None else time.perf_counter()  # latencies include building the next turn
+                answered_at = time.perf_counter()
                 if any(record.error is not None for record in records):
                     return await self._check_server(records)
                 requests = _next_turn(session.turns, [record.reply for record in records])
                 if requests is None:
                     return None
                 prepared = await self._prepare(requests)
+                sent_at = answered_at + max(request.after_s for request in requests)
+                await _sleep_until(sent_at)
+                due = None if due is None else sent_at  # latencies include building the turn
         finally:
             session.turns.close()
             if self._arrivals is None:

@@ -10,6 +10,7 @@ from radixkv.lab.bench.session import BenchRequest, Reply, Session, ToolCall, Tu
 from radixkv.lab.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
 from radixkv.lab.bench.workloads.conversations import replay_dataset
 from radixkv.lab.bench.workloads.errands import AgentTask, Errand, generate_agents, task_messages
+from radixkv.lab.bench.workloads.tool_times import ToolTimes
 
 N_AGENTS = 4
 """Number of different sets of tools."""
@@ -37,6 +38,10 @@ class Agents(FixedOutputParameters, frozen=True, kw_only=True, tag="agents"):
     """Maximum tokens of each answer of a generated session."""
     output_len: int = 40
     """Tokens of each answer of a recorded session; the end-of-sequence token is ignored."""
+    tool_median_s: float = 0.0
+    """Median time of the tools of generated sessions, in seconds; see ``ToolTimes``."""
+    lost_share: float = 0.0
+    """Share of the calls of generated sessions whose results never come: the session ends with them."""
 
     def make(self, source: Source) -> WorkloadSessions:
         """Returns one session for each agent. O(size).
@@ -61,14 +66,15 @@ class Agents(FixedOutputParameters, frozen=True, kw_only=True, tag="agents"):
         heads = [agent.task(rng, self.num_shots) for agent in agents]
         return WorkloadSessions(
             [
-                self._session(head, head.agent.task(rng, self.num_turns))
-                for head in islice(cycle(heads), self.num_sessions)
+                self._session(head, head.agent.task(rng, self.num_turns), f"{seed} {number}")
+                for number, head in enumerate(islice(cycle(heads), self.num_sessions))
             ]
         )
 
-    def _session(self, head: AgentTask, task: AgentTask) -> Session:
+    def _session(self, head: AgentTask, task: AgentTask, seed: str) -> Session:
         def turns() -> Turns:
-            messages = task_messages(head)
+            messages, rng = task_messages(head), random.Random(seed)
+            times, after_s = ToolTimes(self.tool_median_s, rng), 0.0
             for errand in task.errands:
                 messages.append({"role": "user", "content": errand.user})
                 made: tuple[ToolCall, ...] = ()
@@ -79,11 +85,15 @@ class Agents(FixedOutputParameters, frozen=True, kw_only=True, tag="agents"):
                         check=_check(errand, made, is_last=n_left == 0),
                         ignore_eos=False,
                         tools=task.agent.definitions,
+                        after_s=after_s,
                     )
                     (reply,) = yield (request,)
                     messages.append(reply.message)
+                    after_s = max((times.draw(call.name) for call in reply.tool_calls), default=0.0)
                     if not reply.tool_calls:
                         break
+                    if rng.random() < self.lost_share:
+                        return
                     made += reply.tool_calls
                     messages += [
                         {"role": "tool", "tool_call_id": call.id, "content": task.agent.run(call, task.world)}

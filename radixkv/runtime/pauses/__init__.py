@@ -1,0 +1,1 @@
+"""Pauses between turns: conversations are kept by how soon their tools or their users are expected to come back."""

@@ -1,0 +1,188 @@
+"""The conversations that pause between two turns, in the order in which they are worth their pages."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from operator import itemgetter
+from time import monotonic
+from typing import NamedTuple
+
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.pauses.pause_times import Kind, PauseTimes
+from radixkv.runtime.protocols import NeededPrompt, Observer, Returns
+from radixkv.runtime.request import Request
+from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.tree.spared import WaitingPrompt
+from radixkv.wire.cache_messages import BeginPause, PauseBegun
+from radixkv.wire.messages import Submit
+from radixkv.wire.stats import PauseStats
+
+MAX_PAUSES = 1024
+"""Pauses that are waited for at a time; the oldest is given up for a new one."""
+MAX_SPARED = 256
+"""Conversations that an eviction spares, each of which costs it some microseconds."""
+WORTH_OF_OTHERS = 0.5
+"""Returns that are expected of a page of unknown use, in as long as it was not used: a page that was evicted after
+10 s without a use is thought to be worth 0.05 returns a second. Pauses with a lower rate are not spared."""
+_MAX_ENDED = 1024
+"""Ended answers of which the frontend may still say that a prompt can go on from them."""
+_REORDER_S = 0.1
+"""The order of the pauses is so old at most."""
+
+
+class _Ended(NamedTuple):
+    """An answer from which a prompt may go on."""
+
+    sender: str
+    prompt: WaitingPrompt
+    expected_s: float | None
+
+
+@dataclass(slots=True, eq=False)
+class _Pause:
+    namespace: Namespace
+    key: bytes
+    """What the next prompt of the conversation begins with; none once it has ended."""
+    kind: Kind
+    began_at: float
+    expected_s: float | None
+    """How long it takes, as the client has said; None: that is learnt."""
+
+
+@dataclass(slots=True, eq=False)
+class Turn(Observer):
+    """A request from whose answer a later prompt may go on."""
+
+    pauses: Pauses
+    expected_s: float | None
+
+    def ended(self, choices: Sequence[Request], *, is_prompt_computed: bool) -> None:
+        """Keeps what the next prompt may begin with."""
+        if is_prompt_computed:
+            self.pauses.end_turn(choices[0], self.expected_s)
+
+
+class Pauses(Returns):
+    """Knows which conversations pause, and how soon they are expected back.
+
+    A pause begins when an answer has called tools or has been given to a user, and ends with the prompt that goes
+    on from it. Meanwhile the conversation counts as a prompt that will be looked up soon: evictions spare it, and
+    its pages may be brought back from lower tiers. Those pauses come first whose returns are most frequent in the
+    time that they are waited for.
+
+    Pages of which nothing is known go before. They are protected all the same: a pause is only spared if its rate
+    of returns is above what the pages evicted last were worth, and the longer those were unused, the less that is.
+
+    Args:
+        cache: the page cache of the device.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, cache: PageCache, clock: Callable[[], float] = monotonic) -> None:
+        self._cache = cache
+        self._clock = clock
+        self._times = PauseTimes()
+        self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        """By id of the request, the oldest first."""
+        self._pauses: OrderedDict[str, _Pause] = OrderedDict()
+        """By id of the request whose answer began it, the oldest first."""
+        self._order: list[_Pause] = []
+        """Those that are spared, as of ``_ordered_at``, the first one first."""
+        self._ordered_at = -inf
+        self._n_returned = self._n_on_device = self._n_given_up = 0
+
+    @staticmethod
+    def is_followed(message: Submit) -> bool:
+        """Returns whether a request ends a pause, or may begin one. O(1)."""
+        return message.may_pause or bool(message.resumes)
+
+    def follow(self, message: Submit, choices: Sequence[Request]) -> Turn | None:
+        """Ends the pause that a request goes on from, and begins a turn if another may follow. O(edges)."""
+        if message.resumes:
+            self._resume(message.resumes)
+        begins = message.may_pause and message.reads_cache
+        return Turn(self, message.expected_pause_s) if begins else None
+
+    def end_turn(self, choice: Request, expected_s: float | None) -> None:
+        """Keeps the tokens of an answer, until the frontend says that a prompt can go on from it. O(tokens)."""
+        prompt = choice.namespace, bytes(choice.tokens)
+        self._ended[choice.id] = _Ended(choice.sender, prompt, expected_s)
+        if len(self._ended) > _MAX_ENDED:
+            self._ended.popitem(last=False)
+
+    def begin(self, message: BeginPause) -> PauseBegun:
+        """Begins the pause after an answer; that of an unknown one is ignored. O(tools)."""
+        ended = self._ended.pop(message.request_id, None)
+        if ended is not None and ended.expected_s != 0:
+            kind = ended.sender, tuple(sorted(set(message.tools)))
+            self._pauses[message.request_id] = _Pause(*ended.prompt, kind, self._clock(), ended.expected_s)
+            if len(self._pauses) > MAX_PAUSES:
+                self._take(next(iter(self._pauses)))
+            self._ordered_at = -inf
+        return PauseBegun(message.id)
+
+    def expected(self) -> Iterator[NeededPrompt]:
+        """Yields what the next prompts of spared conversations begin with, the first one first.
+
+        O(spared); O(pauses · log pauses) where the order is older than ``_REORDER_S``.
+        """
+        now = self._clock()
+        if self._pauses and now - self._ordered_at > _REORDER_S:
+            self._reorder(now)
+        for pause in self._order:
+            if pause.key:
+                yield pause
+
+    def stats(self) -> PauseStats:
+        """Returns counters and gauges. O(pauses · log pauses)."""
+        n_spared = sum(len(one.key) // TOKEN_BYTES for one in self.expected())
+        return PauseStats(len(self._pauses), n_spared, self._n_returned, self._n_on_device, self._n_given_up)
+
+    def clear(self) -> None:
+        """Forgets all pauses, because the cache is emptied; what is learnt stays. O(pauses)."""
+        for name in list(self._pauses):
+            self._take(name)
+
+    def _take(self, name: str) -> _Pause:
+        """Removes a pause; nobody waits for it any more."""
+        pause = self._pauses.pop(name)
+        pause.key = b""
+        return pause
+
+    def _resume(self, name: str) -> None:
+        if name not in self._pauses:
+            return
+        prompt = self._pauses[name].namespace, self._pauses[name].key
+        pause = self._take(name)
+        self._times.add(pause.kind, self._clock() - pause.began_at, has_returned=True)
+        self._n_returned += 1
+        (n_cached,) = self._cache.matches([prompt])
+        n_computed = len(prompt[1]) // TOKEN_BYTES - 1  # the last token has no KV yet
+        self._n_on_device += n_cached + self._cache.page_size > n_computed
+
+    def _reorder(self, now: float) -> None:
+        """Gives up what has paused for too long, and orders the rest."""
+        evicted_age_s = self._cache.tree.evicted_age_s
+        min_rate = WORTH_OF_OTHERS / evicted_age_s if evicted_age_s else 0.0
+        rates: list[tuple[float, _Pause]] = []
+        for name, pause in list(self._pauses.items()):
+            age_s = now - pause.began_at
+            if pause.expected_s is None:
+                rate, patience_s = self._times.rate(pause.kind, age_s), self._times.patience_s(pause.kind)
+            else:
+                rate, patience_s = 1 / max(pause.expected_s - age_s, _REORDER_S), 2 * pause.expected_s
+            if age_s > patience_s:
+                self._give_up(name, age_s)
+            elif rate > min_rate:
+                rates.append((rate, pause))
+        rates.sort(key=itemgetter(0), reverse=True)
+        self._order, self._ordered_at = [pause for _, pause in rates[:MAX_SPARED]], now
+
+    def _give_up(self, name: str, age_s: float) -> None:
+        pause = self._take(name)
+        if pause.expected_s is None:
+            self._times.add(pause.kind, age_s, has_returned=False)
+        self._n_given_up += 1

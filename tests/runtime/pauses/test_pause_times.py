@@ -1,0 +1,107 @@
+"""What is learnt of the times between turns."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+import pytest
+
+from radixkv.runtime.pauses import pause_times
+from radixkv.runtime.pauses.pause_times import PauseTimes
+
+TOOL = "", ("search",)
+OTHER = "", ("test",)
+
+
+def learnt(*pauses: float, kind: tuple[str, tuple[str, ...]] = TOOL, times: PauseTimes | None = None) -> PauseTimes:
+    times = times or PauseTimes()
+    for pause_s in pauses:
+        times.add(kind, pause_s, has_returned=True)
+    return times
+
+
+def test_a_fast_tool_is_worth_more_than_a_slow_one() -> None:
+    times = learnt(*[0.5] * 8)
+    learnt(*[30.0] * 8, kind=OTHER, times=times)
+    assert times.rate(TOOL, 0.0) > 10 * times.rate(OTHER, 0.0) > 0.0
+    assert times.rate(TOOL, 0.0) == pytest.approx(2.0, rel=0.5)
+
+
+def test_nothing_is_known_of_other_tools_and_tenants() -> None:
+    times = learnt(1.0)
+    assert times.rate(OTHER, 0.0) == times.rate(("tenant", ("search",)), 0.0) == 0.0
+
+
+def test_a_pause_that_takes_longer_than_any_is_worth_nothing() -> None:
+    times = learnt(*[1.0] * 8)
+    assert times.rate(TOOL, 0.5) > 0.0
+    assert times.rate(TOOL, 4.0) == 0.0
+
+
+def test_a_slow_tool_becomes_worth_more_as_its_end_comes_near() -> None:
+    rng = random.Random(1)
+    times = learnt(*(rng.uniform(25, 35) for _ in range(32)))
+    assert times.rate(TOOL, 0.0) < times.rate(TOOL, 20.0)
+
+
+def test_calls_that_never_return_make_a_tool_worth_less() -> None:
+    times, often_lost = learnt(*[1.0] * 8), learnt(*[1.0] * 8)
+    for _ in range(8):
+        often_lost.add(TOOL, 3.0, has_returned=False)
+    assert 0.0 < often_lost.rate(TOOL, 0.0) < times.rate(TOOL, 0.0)
+
+
+def test_what_was_learnt_is_replaced_when_times_change() -> None:
+    times = learnt(*[0.5] * 200)
+    learnt(*[30.0] * 100, times=times)
+    assert times.rate(TOOL, 0.0) < 0.2
+
+
+def test_patience_is_a_multiple_of_the_longest_pause() -> None:
+    times = PauseTimes()
+    assert times.patience_s(TOOL) == 600.0
+    learnt(2.0, 0.1, times=times)
+    assert times.patience_s(TOOL) == pytest.approx(6.0, rel=0.01)
+    times.add(TOOL, 100.0, has_returned=False)
+    assert times.patience_s(TOOL) == pytest.approx(6.0, rel=0.01), "one that never ended does not count"
+
+
+def test_kinds_seen_least_recently_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pause_times, "MAX_KINDS", 3)
+    times = PauseTimes()
+    for number in range(3):
+        learnt(1.0, kind=("", (f"tool {number}",)), times=times)
+    learnt(1.0, kind=("", ("tool 0",)), times=times)
+    learnt(1.0, kind=("", ("tool 3",)), times=times)
+    known = [number for number in range(4) if times.rate(("", (f"tool {number}",)), 0.0)]
+    assert known == [0, 2, 3]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_waiting_for_the_highest_rate_first_returns_soonest(seed: int) -> None:
+    """Of many pauses, some of which go on in each second of room, serving by rate loses fewer than by age."""
+    rng = random.Random(seed)
+    medians = {("", (f"tool {n}",)): 2.0**n for n in range(6)}
+    times = PauseTimes()
+    for kind, median in medians.items():
+        learnt(*(median * rng.lognormvariate(0, 0.5) for _ in range(64)), kind=kind, times=times)
+    hits = {"rate": 0, "age": 0}
+    for policy in hits:
+        clock, serials, kept = 0.0, count(), dict[int, tuple[tuple[str, tuple[str, ...]], float, float]]()
+        draws = random.Random(seed)
+        for _ in range(3000):
+            clock += 0.25
+            for serial, (_, _, due) in list(kept.items()):
+                if due <= clock:
+                    del kept[serial]
+                    hits[policy] += 1
+            kind = draws.choice(list(medians))
+            kept[next(serials)] = kind, clock, clock + medians[kind] * draws.lognormvariate(0, 0.5)
+            if len(kept) > 12:
+                worths = {
+                    serial: times.rate(kind, clock - begun) if policy == "rate" else begun
+                    for serial, (kind, begun, _) in kept.items()
+                }
+                del kept[min(worths, key=lambda serial: worths[serial])]
+    assert hits["rate"] > 1.1 * hits["age"]

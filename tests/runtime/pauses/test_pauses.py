@@ -1,0 +1,176 @@
+"""Conversations that pause, with a loop, a fake device and a clock that tests set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from radixkv.runtime.pauses import pauses
+from radixkv.wire.stats import PauseStats
+from support.loop_frontend import Frontend
+
+N_PAGES = 32
+
+
+def turn(front: Frontend, name: str, prompt: Sequence[int], *tools: str, resumes: str = "") -> list[int]:
+    """Serves a turn and begins its pause; returns its prompt and answer."""
+    received = front.serve(name, prompt, may_pause=True, resumes=resumes, temperature=0.0)
+    front.begin_pause(name, *tools)
+    return [*prompt, *received.tokens[0]]
+
+
+def numbered(first: int, n_tokens: int = 20) -> list[int]:
+    return list(range(first, first + n_tokens))
+
+
+def learn(front: Frontend, tool: str, pause_s: float, first: int, n_times: int = 8) -> None:
+    """Lets a tool take this long in a few conversations, and empties the cache."""
+    for number in range(n_times):
+        tokens = turn(front, f"{tool} {number}", numbered(first), tool)
+        front.now += pause_s
+        front.serve(f"{tool} {number} back", [*tokens, 1], resumes=f"{tool} {number}")
+    front.flush()
+
+
+def press(front: Frontend, first: int = 700, n_prompts: int = 6) -> None:
+    """Serves prompts of nobody who comes back, which need all pages several times."""
+    for number in range(n_prompts):
+        front.now += 0.01
+        front.serve(f"pressure {first} {number}", numbered(first + 40 * number, 40), temperature=0.0)
+
+
+def n_cached(front: Frontend, tokens: list[int]) -> int:
+    return front.explain(tokens).n_cached
+
+
+def stats(front: Frontend) -> PauseStats:
+    found = front.stats().pauses
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def front() -> Frontend:
+    return Frontend(n_pages=N_PAGES, max_num_seqs=4)
+
+
+def test_a_conversation_that_is_expected_back_is_evicted_after_others(front: Frontend) -> None:
+    learn(front, "search", 0.5, first=100)
+    paused = turn(front, "paused", numbered(300), "search")
+    done = front.serve("done", numbered(400), temperature=0.0)
+    press(front)
+    assert n_cached(front, paused) == 24
+    assert n_cached(front, [*numbered(400), *done.tokens[0]]) == 0
+
+
+def test_nothing_is_spared_before_anything_is_learnt(front: Frontend) -> None:
+    paused = turn(front, "paused", numbered(300), "search")
+    press(front)
+    assert n_cached(front, paused) == 0
+
+
+def test_the_tool_that_is_back_sooner_is_evicted_last(front: Frontend) -> None:
+    learn(front, "fast", 0.5, first=100)
+    learn(front, "slow", 30.0, first=200)
+    slow = turn(front, "a", numbered(300, 40), "slow")
+    fast = turn(front, "b", numbered(400, 40), "fast")
+    slow_too = turn(front, "c", numbered(500, 40), "slow")  # used last: the pool holds two of the three
+    front.serve("d", numbered(600, 10), temperature=0.0)
+    assert n_cached(front, fast) == 44
+    assert min(n_cached(front, slow), n_cached(front, slow_too)) < 44
+
+
+def test_a_pause_of_a_user_is_learnt_as_that_of_a_tool(front: Frontend) -> None:
+    for number in range(8):
+        tokens = turn(front, f"chat {number}", numbered(100))
+        front.now += 0.5
+        front.serve(f"back {number}", [*tokens, 1], resumes=f"chat {number}")
+    front.flush()
+    paused = turn(front, "paused", numbered(300))
+    press(front)
+    assert n_cached(front, paused) == 24
+
+
+def test_a_pause_that_has_ended_is_not_spared(front: Frontend) -> None:
+    learn(front, "search", 0.5, first=100)
+    paused = turn(front, "paused", numbered(300), "search")
+    front.now += 0.1
+    front.serve("back", [*paused, 1], resumes="paused")
+    press(front)
+    assert n_cached(front, paused) == 0
+
+
+def test_a_pause_that_takes_too_long_is_given_up_and_learnt(front: Frontend) -> None:
+    learn(front, "search", 0.5, first=100)
+    paused = turn(front, "paused", numbered(300), "search")
+    assert stats(front).n_pauses == 1
+    front.now += 60.0
+    press(front)
+    assert n_cached(front, paused) == 0
+    assert stats(front) == PauseStats(0, 0, returns_total=8, returns_on_device_total=8, given_up_total=1)
+
+
+def test_a_return_is_on_the_device_only_as_a_whole(front: Frontend) -> None:
+    paused = turn(front, "paused", numbered(300), "search")
+    press(front)
+    front.serve("back", [*paused, 1], resumes="paused")
+    assert (stats(front).returns_total, stats(front).returns_on_device_total) == (1, 0)
+
+
+def test_a_client_says_how_long_a_pause_takes(front: Frontend) -> None:
+    prompt = numbered(300)
+    answer = front.serve("told", prompt, may_pause=True, expected_pause_s=5.0, temperature=0.0).tokens[0]
+    front.begin_pause("told", "search")
+    press(front)
+    assert n_cached(front, [*prompt, *answer]) == 24
+    front.now += 11.0  # twice as long
+    press(front, first=400)
+    assert n_cached(front, [*prompt, *answer]) == 0
+
+
+def test_a_client_that_does_not_come_back_is_not_waited_for(front: Frontend) -> None:
+    learn(front, "search", 0.5, first=100)
+    front.serve("last", numbered(300), may_pause=True, expected_pause_s=0.0, temperature=0.0)
+    front.begin_pause("last", "search")
+    assert stats(front).n_pauses == 0
+
+
+@pytest.mark.parametrize("name", ["unknown", "late"])
+def test_pauses_of_unknown_answers_are_ignored(front: Frontend, name: str) -> None:
+    front.serve("late", numbered(300))
+    front.begin_pause(name, "search")
+    front.serve("back", numbered(300, 30), resumes=name)
+    assert stats(front) == PauseStats(0, 0, 0, 0, 0)
+
+
+def test_a_cancelled_request_may_still_pause(front: Frontend) -> None:
+    front.submit("a", numbered(300), may_pause=True, max_tokens=20)
+    front.turn(3)
+    front.cancel("a")
+    front.run()
+    front.begin_pause("a", "search")
+    assert stats(front).n_pauses == 1
+
+
+def test_a_flush_ends_all_pauses(front: Frontend) -> None:
+    turn(front, "paused", numbered(300), "search")
+    front.flush()
+    assert stats(front).n_pauses == 0
+
+
+def test_the_oldest_of_too_many_pauses_is_given_up(front: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "MAX_PAUSES", 2)
+    for number in range(3):
+        turn(front, str(number), numbered(100 * number + 1), "search")
+    front.serve("back", numbered(1), resumes="0")
+    assert stats(front).n_pauses == 2
+    assert stats(front).returns_total == 0
+
+
+def test_requests_never_wait_for_conversations_that_pause(front: Frontend) -> None:
+    """The whole pool belongs to conversations that are expected back at once."""
+    learn(front, "fast", 0.05, first=100)
+    for number in range(5):
+        turn(front, f"paused {number}", numbered(100 * number + 1), "fast")
+    assert len(front.serve("large", numbered(600, 80), max_tokens=20).tokens[0]) == 20
