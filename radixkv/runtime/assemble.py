@@ -15,12 +15,14 @@ from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.beams.group import open_group
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.page_quotas import PageQuotas
+from radixkv.runtime.headroom.expected import ExpectedHeadroom
+from radixkv.runtime.headroom.session_answers import SessionAnswer
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.lifetimes.commands import close_session, pin
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.protocols import Drafts, Queue, RequestBranch, Shares, States, Tiers
+from radixkv.runtime.protocols import Drafts, Headroom, Queue, RequestBranch, Shares, States, Tiers
 from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.reporting.stats import make_stats
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -29,7 +31,7 @@ from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.runtime.structured.grammars import Grammars
-from radixkv.settings.config import CacheConfig, SchedulePolicy, SchedulerConfig
+from radixkv.settings.config import AdmissionPolicy, CacheConfig, SchedulePolicy, SchedulerConfig
 from radixkv.settings.tenants import TenantConfig
 from radixkv.wire.cache_messages import CloseSession, Pin
 from radixkv.wire.messages import WIRE_VERSION, Ready
@@ -55,6 +57,7 @@ def open_scheduler(
     schedule_policy: SchedulePolicy = SchedulerConfig.schedule_policy,
     lpm_window: int = SchedulerConfig.lpm_window,
     lpm_max_passes: int = SchedulerConfig.lpm_max_passes,
+    admission: AdmissionPolicy = SchedulerConfig.admission,
     tenants: Sequence[TenantConfig] = (),
     host_tier: HostTier | None = None,
     drafts: Drafts | None = None,
@@ -69,6 +72,7 @@ def open_scheduler(
         cache: the page cache over the device's pool; with tenants it has their ``page_quotas``.
         limits: of steps and of the queue.
         schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
+        admission: what it leaves free for running answers, as in ``SchedulerConfig``.
         tenants: who may send requests; none: all requests are of one, and no order but theirs counts.
         host_tier: copies pages to and from the host tier; None without one.
         drafts: guesses the tokens that follow; None: nothing does.
@@ -86,6 +90,13 @@ def open_scheduler(
         shares, queue = open_shares(cache, tenants, limits.max_num_seqs, open_queue, lpm_window)
     else:
         shares, queue = Shares(), open_queue()
+    headroom = Headroom()
+    if admission == "expected":
+        headroom = ExpectedHeadroom(
+            cache,
+            n_unknown_tokens=limits.num_reserved_decode_tokens,
+            max_unknown_share=limits.max_reserved_decode_share,
+        )
     tiers = Tiers()
     if host_tier is not None:
         from radixkv.runtime.tiers.memory_tiers import MemoryTiers
@@ -99,6 +110,7 @@ def open_scheduler(
         tiers=tiers,
         drafts=drafts or Drafts(),
         states=states or States(),
+        headroom=headroom,
         shared_prefixes=SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None,
         clock=clock,
     )
@@ -195,6 +207,7 @@ def assemble_loop(
             ),
             RequestBranch(lambda message: bool(message.pins), pins.follow),
             RequestBranch(lambda message: bool(message.session_id), sessions.follow),
+            RequestBranch(lambda message: bool(message.session_id), SessionAnswer.follow),
             *more_branches,
         ),
         run_command=commands.run,

@@ -9,7 +9,7 @@ from operator import ne
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Queue, Shares, States, Tiers
+from radixkv.runtime.protocols import Headroom, Queue, Shares, States, Tiers
 from radixkv.runtime.request import Phase, Request
 
 
@@ -26,6 +26,7 @@ class RunningRequests:
         tiers: the memory tiers behind the pool.
         shares: divides batch slots and pages among senders.
         states: those of recurrent layers.
+        headroom: foresees the pages that active requests will need.
         n_batch_slots: batch slots in all.
         max_row_tokens: maximum tokens of a row.
         n_reserved_tokens: tokens that an admission leaves free for each active request, so that their next ones do
@@ -41,6 +42,7 @@ class RunningRequests:
         tiers: Tiers,
         shares: Shares,
         states: States,
+        headroom: Headroom,
         n_batch_slots: int,
         max_row_tokens: int,
         *,
@@ -52,6 +54,7 @@ class RunningRequests:
         self._tiers = tiers
         self._shares = shares
         self._states = states
+        self._headroom = headroom
         self._free_batch_slots = list(range(n_batch_slots - 1, -1, -1))
         self._sent_entries: dict[int, list[int]] = {}
         """By free batch slot: the leading entries of its block table that the device has from the last request."""
@@ -162,6 +165,7 @@ class RunningRequests:
         """Makes a request active that has a batch slot."""
         request.phase = Phase.RUNNING
         self._active[request] = None
+        self._headroom.started(request)
 
     def free(self, request: Request) -> None:
         """Frees the request's batch slot and pages; no launched step may still use them.
@@ -214,7 +218,7 @@ class RunningRequests:
 
     def drop(self, request: Request) -> None:
         """Takes batch slot and pages from an active request that no launched step and no fork uses. O(pages)."""
-        del self._active[request]
+        self._stop(request)
         self.free(request)
 
     def make_way(self) -> bool:
@@ -287,7 +291,8 @@ class RunningRequests:
 
     def finish(self, request: Request) -> None:
         """Finishes an active or releasing request; ``release`` frees it."""
-        self._active.pop(request, None)
+        self._stop(request)
+        self._headroom.ended(request)
         request.phase = Phase.FINISHED
         self._releasing[request] = None
 
@@ -298,7 +303,7 @@ class RunningRequests:
             request: the request.
             discards_results: whether the results of its launched rows are dropped.
         """
-        self._active.pop(request, None)
+        self._stop(request)
         request.phase = Phase.PREEMPTED
         request.recovery.discards_results |= discards_results
         self._releasing[request] = None
@@ -321,6 +326,10 @@ class RunningRequests:
         """Tells the observers of a finished choice that it has released its pages. Costs what they cost."""
         for observer in request.observers:
             observer.released(request)
+
+    def _stop(self, request: Request) -> None:
+        self._active.pop(request, None)
+        self._headroom.stopped(request)
 
     def _preempt_for_pages(self, victim: Request) -> None:
         self.n_preemptions += 1
@@ -410,9 +419,16 @@ class RunningRequests:
         request.needs_history = request.sampling.has_penalties
 
     def _n_room(self, request: Request, n_needed: int) -> int:
-        """Returns the pages for a request beyond ``n_needed`` and those left for the active ones."""
+        """Returns the pages for a request beyond ``n_needed`` and those left for the active ones.
+
+        What these are expected to need is not in the way of a sender whose cap limits it, where others have room.
+        """
         n_next = min(self._cache.pages_for(self._n_reserved_tokens * len(self._active)), self._max_reserved_pages)
-        return self._cache.n_available_to(request.namespace) - n_next - n_needed
+        n_free = self._cache.n_available_to(request.namespace) - n_next
+        if self._active:
+            n_unreserved = self._cache.n_available - self._shares.n_reserved_beside(request)
+            n_free = min(n_free, n_unreserved - self._headroom.n_expected(request))
+        return n_free - n_needed
 
 
 def _n_equal(first: list[int], second: list[int]) -> int:

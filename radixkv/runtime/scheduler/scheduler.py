@@ -17,7 +17,7 @@ from typing import NamedTuple
 from radixkv.errors import InvariantError, QueueFull, queue_timeout
 from radixkv.runtime.cache.block_table import ComputedRow
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Continuation, Drafts, Queue, Shares, States, Tiers
+from radixkv.runtime.protocols import Continuation, Drafts, Headroom, Queue, Shares, States, Tiers
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.prefill import PlannedRow, PrefillRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
@@ -82,6 +82,7 @@ class Scheduler:
         tiers: the memory tiers behind the pool.
         drafts: guesses the tokens that follow.
         states: those of recurrent layers in the tree.
+        headroom: foresees the pages that running answers will need.
         shared_prefixes: finds the pages that decode rows share; None: plans list none.
         clock: seconds, monotonic.
     """
@@ -96,6 +97,7 @@ class Scheduler:
         tiers: Tiers,
         drafts: Drafts,
         states: States,
+        headroom: Headroom,
         shared_prefixes: SharedPrefixes | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -106,12 +108,14 @@ class Scheduler:
         self.tiers = tiers
         self.drafts = drafts
         self.states = states
+        self.headroom = headroom
         self.running = RunningRequests(
             cache,
             queue,
             tiers,
             shares,
             states,
+            headroom,
             limits.max_num_seqs,
             limits.max_num_batched_tokens,
             n_reserved_tokens=limits.num_reserved_decode_tokens,
@@ -436,6 +440,7 @@ class Scheduler:
             window_copies,
             state_forks,
         )
+        self.headroom.step()
         self._launched.append(LaunchedPlan(plan, requests, sources, has_waited=not self._launched))
         self._n_steps += 1
         return plan
