@@ -1,10 +1,10 @@
 """Compares admission by expected answers with admission by reserved tokens, in virtual time, without a device.
 
-The production scheduler runs requests whose answers have given lengths. The time of a step is that of an 8B model in
-bfloat16 on an H200 (``bench/results/preemption.jsonl``). The pool has 65,536 tokens, unless a case says otherwise,
-so that answers fill it. Prints one JSON line for each case and admission: preemptions, the tokens computed again for
-them, answer tokens a second until everything has ended, time to first token, the longest pause within an answer, and
-the processor time of a call of ``Scheduler.schedule``.
+The production scheduler runs requests whose answers have given lengths. The time of a step is that of an 8B model
+in bfloat16 on an H200 (``bench/results/preemption.jsonl``). The pool has 65,536 tokens, unless a case says
+otherwise, so that answers fill it. Prints one JSON line for each case and admission: preemptions, the tokens
+computed again for them, answer tokens a second until everything has ended, time to first token, the longest pause
+within an answer, and the processor time of a call of ``Scheduler.schedule``.
 
     decode, burst         256 answers of 512 tokens at once, whose lengths are known; prompts of 64 and 100 tokens
     bursts                three bursts as before, of answers that a token ends

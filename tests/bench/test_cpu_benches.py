@@ -135,3 +135,13 @@ def test_modelled_replicas_share_documents_among_short_prompts(tmp_path: Path) -
     assert line["ratio"] > 1.95
     assert sum(replica["prompts"] for replica in line["replicas"]) == 400
     assert all(sum(replica["reasons"].values()) == replica["prompts"] for replica in line["replicas"])
+
+
+@pytest.mark.nightly
+def test_expected_answers_preempt_a_quarter_of_those_of_a_reserve_at_equal_throughput(tmp_path: Path) -> None:
+    """In virtual time, so that a busy machine changes nothing."""
+    lines = run("admissions.py", tmp_path, "--case", "decode")
+    by_admission = {line["admission"]: line for line in lines}
+    few, many = by_admission["expected"], by_admission["reserved"]
+    assert few["preemptions"] <= many["preemptions"] / 4
+    assert few["output_tokens_per_s"] >= 0.98 * many["output_tokens_per_s"]
