@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable
 
-MAX_LENGTHS = 256
+MAX_LENGTHS = 128
 """Lengths that are remembered of each key: few enough that a change of the traffic is noticed soon."""
 MIN_LENGTHS = 4
 """Fewest lengths from which others are expected."""

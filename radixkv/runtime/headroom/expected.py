@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable
-from itertools import takewhile
+from itertools import accumulate
+from operator import mul, sub
 from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
@@ -56,6 +57,9 @@ class ExpectedHeadroom(Headroom):
         self._lengths = AnswerLengths()
         self._ends: list[_End] = []
         """Of running answers, ascending."""
+        self._steps: list[int] = []
+        self._offsets: list[int] = []
+        """``step`` and ``n_offset`` of each of the ends, in lists of their own, over which C loops."""
         self._end_of: dict[Request, _End] = {}
         self._unknown: dict[Request, None] = {}
         """Running answers whose ends are unknown; that which was tried last comes last."""
@@ -80,7 +84,8 @@ class ExpectedHeadroom(Headroom):
         self._unknown.pop(request, None)
         end = self._end_of.pop(request, None)
         if end is not None:
-            del self._ends[bisect_left(self._ends, end)]
+            index = bisect_left(self._ends, end)
+            del self._ends[index], self._steps[index], self._offsets[index]
 
     def ended(self, request: Request) -> None:
         """Learns how long an answer was. Costs what ``AnswerLengths.add`` does."""
@@ -109,13 +114,13 @@ class ExpectedHeadroom(Headroom):
         n_steps = length - request.n_outputs
         if not request.recovery.n_lost:  # one that was preempted is not preempted over and over
             n_steps = _n_steps_ahead(n_steps, request.n_known, n_rows + len(self._unknown))
+        # At the end after k others, n - k answers have grown for ``step - now`` steps, and the k have given back
+        # ``n_offset + now`` tokens each. So they need (n - k) * step - (sum of the k offsets) - n * now.
         last = now + n_steps
-        n_freed = most = 0
-        for step, _, n_offset, _ in takewhile(lambda end: end.step < last, self._ends):
-            most = max(most, n_rows * (step - now) - n_freed)
-            n_rows -= 1
-            n_freed += n_offset + now
-        return max(most, n_rows * n_steps - n_freed)
+        n_ended = bisect_left(self._steps, last)
+        sums = list(accumulate(self._offsets[:n_ended], initial=0))
+        needs = map(sub, map(mul, range(n_rows, n_rows - n_ended, -1), self._steps), sums)
+        return max(0, max(needs, default=0) - n_rows * now, (n_rows - n_ended) * last - sums[-1] - n_rows * now)
 
     def _n_unknown_pages(self) -> int:
         n_pages = self._cache.pages_for(len(self._unknown) * self._n_unknown_tokens)
@@ -130,11 +135,14 @@ class ExpectedHeadroom(Headroom):
         n_own = request.n_prompt + n_outputs - _n_shared_pages(request.blocks) * self._cache.page_size
         end = _End(self._step + max(1, length - n_outputs), request.serial, n_own - self._step, request)
         self._end_of[request] = end
-        insort(self._ends, end)
+        index = bisect_left(self._ends, end)
+        self._ends.insert(index, end)
+        self._steps.insert(index, end.step)
+        self._offsets.insert(index, end.n_offset)
 
     def _foresee_again(self) -> None:
         """Foresees the ends of those that should have ended, and of one whose end was unknown."""
-        late = [end.request for end in takewhile(lambda end: end.step <= self._step, self._ends)]
+        late = [end.request for end in self._ends[: bisect_right(self._steps, self._step)]]
         for request in (*late, *([next(iter(self._unknown))] if self._unknown else ())):
             self.stopped(request)
             self._foresee(request)

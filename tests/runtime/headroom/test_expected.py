@@ -70,6 +70,13 @@ def test_answers_of_known_lengths_never_preempt_each_other(lengths: list[tuple[i
     assert engine.scheduler.n_preemptions == 0
 
 
+@pytest.fixture
+def whole_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets requests need pages for their whole answers, however few run."""
+    monkeypatch.setattr(expected, "FULL_ROWS", 1)
+
+
+@pytest.mark.usefixtures("whole_answers")
 def test_lengths_that_a_token_ends_are_learnt() -> None:
     """Nothing is foreseen before answers have ended; then so much as they had."""
     engine = Engine(256, 4, max_num_seqs=8)
@@ -86,6 +93,7 @@ def test_lengths_that_a_token_ends_are_learnt() -> None:
     engine.run_to_the_end()
 
 
+@pytest.mark.usefixtures("whole_answers")
 def test_a_session_is_learnt_apart() -> None:
     engine = Engine(1024, 4, max_num_seqs=1)
     headroom = engine.scheduler.headroom
