@@ -11,7 +11,7 @@ MAX_LENGTHS = 128
 MIN_LENGTHS = 4
 """Fewest lengths from which others are expected."""
 MAX_KEYS = 4096
-"""Keys that are remembered, in 10 MiB; beyond that, the one that was used least recently is forgotten."""
+"""Keys that are remembered, in 25 MiB at most; beyond that, the one that was used least recently is forgotten."""
 
 
 class LastLengths:

@@ -95,22 +95,22 @@ def test_lengths_that_a_token_ends_are_learnt() -> None:
 
 @pytest.mark.usefixtures("whole_answers")
 def test_a_session_is_learnt_apart() -> None:
-    engine = Engine(1024, 4, max_num_seqs=1)
+    engine = Engine(64, 4, max_num_seqs=1)
     headroom = engine.scheduler.headroom
     found = {}
-    for number in range(24):
+    for number in range(10):
         name = "long" if number % 2 else "short"
-        request = engine.add(prompt(9, number), max_tokens=400, stop=(1 << 20,))
+        request = engine.add(prompt(9, number), max_tokens=40, stop=(1 << 20,))
         request.observers = (SessionAnswer((Namespace(), name)),)
         found[name] = headroom.n_expected(request)
-        while request.n_outputs < (300 if name == "long" else 4):
+        while request.n_outputs < (30 if name == "long" else 4):
             engine.turn()
         engine.abort(request)
         engine.run()
     assert found["long"] > found["short"]
 
 
-@examples(40)
+@examples(20)
 @given(seed=st.integers(0, 1 << 16), full_rows=st.sampled_from((1, 8, 208)))
 def test_everybody_is_served_and_floors_hold(seed: int, full_rows: int) -> None:
     """Random answers, tenants, priorities and forks: nobody waits longer than all would take one after another, and
@@ -128,7 +128,7 @@ def test_everybody_is_served_and_floors_hold(seed: int, full_rows: int) -> None:
             schedule_policy=random.choice(("lpm", "fcfs")),
         )
         n_tokens = 0
-        for _ in range(30):
+        for _ in range(16):
             tenant = random.choice(("kept", "capped", "flood", "flood"))
             n_prompt, max_tokens, n = random.randint(1, 30), random.randint(1, 60), random.choice((1, 1, 3))
             engine.add(
@@ -145,9 +145,9 @@ def test_everybody_is_served_and_floors_hold(seed: int, full_rows: int) -> None:
         engine.run(n_turns=40 + n_tokens)
         engine.check_outputs()
         engine.check_idle()
-        for number in range(8):
-            engine.add(prompt(20, number), 70, namespace=Namespace("flood"), tenant="flood")
-        engine.turn(random.randrange(40))
+        for number in range(6):
+            engine.add(prompt(20, number), 30, namespace=Namespace("flood"), tenant="flood")
+        engine.turn(random.randrange(16))
         kept = engine.add(prompt(12, 9), 8, namespace=Namespace("kept"), tenant="kept")
         engine.turn(2)
         assert kept.phase is not Phase.WAITING, "its floor has room for it"
