@@ -35,6 +35,7 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import check_shared_store, open_loop
 from radixkv.settings.compat import Place, SettingNames, takes_other_names
 from radixkv.settings.config import (
+    AdmissionPolicy,
     AttentionBackend,
     CacheConfig,
     Device,
@@ -157,6 +158,7 @@ class LLM:
         ghost_capacity: float = 4.0,
         pin_budget: float = CacheConfig.pin_budget,
         schedule_policy: SchedulePolicy = "lpm",
+        admission: AdmissionPolicy = SchedulerConfig.admission,
         num_reserved_decode_tokens: Size = SchedulerConfig.num_reserved_decode_tokens,
         max_reserved_decode_share: float = SchedulerConfig.max_reserved_decode_share,
         max_queued_requests: Size = SchedulerConfig.max_queued_requests,

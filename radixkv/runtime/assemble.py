@@ -15,12 +15,14 @@ from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.beams.group import open_group
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.page_quotas import PageQuotas
+from radixkv.runtime.headroom.expected import ExpectedHeadroom
+from radixkv.runtime.headroom.session_answers import SessionAnswer
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.lifetimes.commands import close_session, pin
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.protocols import Drafts, Queue, RequestBranch, Returns, Shares, States, Tiers
+from radixkv.runtime.protocols import Drafts, Headroom, Queue, RequestBranch, Returns, Shares, States, Tiers
 from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.reporting.stats import make_stats
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -29,7 +31,7 @@ from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.runtime.structured.grammars import Grammars
-from radixkv.settings.config import CacheConfig, SchedulePolicy, SchedulerConfig
+from radixkv.settings.config import AdmissionPolicy, CacheConfig, SchedulePolicy, SchedulerConfig
 from radixkv.settings.tenants import TenantConfig
 from radixkv.wire.cache_messages import BeginPause, CloseSession, PauseBegun, Pin
 from radixkv.wire.messages import WIRE_VERSION, Ready
@@ -56,6 +58,7 @@ def open_scheduler(
     schedule_policy: SchedulePolicy = SchedulerConfig.schedule_policy,
     lpm_window: int = SchedulerConfig.lpm_window,
     lpm_max_passes: int = SchedulerConfig.lpm_max_passes,
+    admission: AdmissionPolicy = SchedulerConfig.admission,
     tenants: Sequence[TenantConfig] = (),
     host_tier: HostTier | None = None,
     loads_ahead: bool = False,
@@ -72,6 +75,7 @@ def open_scheduler(
         cache: the page cache over the device's pool; with tenants it has their ``page_quotas``.
         limits: of steps and of the queue.
         schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
+        admission: what it leaves free for running answers, as in ``SchedulerConfig``.
         tenants: who may send requests; none: all requests are of one, and no order but theirs counts.
         host_tier: copies pages to and from the host tier; None without one.
         loads_ahead: whether it does so for waiting requests before their turn.
@@ -91,6 +95,13 @@ def open_scheduler(
         shares, queue = open_shares(cache, tenants, limits.max_num_seqs, open_queue, lpm_window)
     else:
         shares, queue = Shares(), open_queue()
+    headroom = Headroom()
+    if admission == "expected":
+        headroom = ExpectedHeadroom(
+            cache,
+            n_unknown_tokens=limits.num_reserved_decode_tokens,
+            max_unknown_share=limits.max_reserved_decode_share,
+        )
     tiers = Tiers()
     if host_tier is not None:
         from radixkv.runtime.tiers.memory_tiers import MemoryTiers
@@ -105,6 +116,7 @@ def open_scheduler(
         drafts=drafts or Drafts(),
         states=states or States(),
         returns=returns or Returns(),
+        headroom=headroom,
         shared_prefixes=SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None,
         clock=clock,
     )
@@ -209,6 +221,7 @@ def assemble_loop(
             RequestBranch(lambda message: bool(message.pins), pins.follow),
             RequestBranch(lambda message: bool(message.session_id), sessions.follow),
             *(() if pauses is None else (RequestBranch(pauses.is_followed, pauses.follow),)),
+            RequestBranch(lambda message: bool(message.session_id), SessionAnswer.follow),
             *more_branches,
         ),
         run_command=commands.run,

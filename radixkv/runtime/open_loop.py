@@ -158,6 +158,7 @@ def open_loop(
             schedule_policy=config.scheduler.schedule_policy,
             lpm_window=config.scheduler.lpm_window,
             lpm_max_passes=config.scheduler.lpm_max_passes,
+            admission=config.scheduler.admission,
             tenants=config.tenants,
             host_tier=host_tier,
             loads_ahead=config.cache.load_ahead,

@@ -2,10 +2,10 @@
 
 A branch is a feature in a folder of its own: ``tenants`` has a ``Queue``, ``Shares`` and ``PageQuotas`` (which is
 in ``cache/page_quotas.py``), ``beams`` a ``Continuation``, ``structured`` a ``Gate`` with its ``Constraint``,
-``tiers`` has ``Tiers``, ``drafts`` has ``Drafts``, ``lifetimes`` has ``Observer``; ``events`` and ``reporting``
-look on. Three modules hand the branches in: ``assemble``, ``open_loop``, and ``process``, which publishes the
-events. The device is behind ``step/executor.py``. All other modules of the runtime are the trunk: they import no
-branch, and no branch another.
+``tiers`` has ``Tiers``, ``drafts`` has ``Drafts``, ``headroom`` has ``Headroom``, ``lifetimes`` has ``Observer``;
+``events`` and ``reporting`` look on. Three modules hand the branches in: ``assemble``, ``open_loop``, and
+``process``, which publishes the events. The device is behind ``step/executor.py``. All other modules of the runtime
+are the trunk: they import no branch, and no branch another.
 """
 
 from __future__ import annotations
@@ -243,6 +243,30 @@ class Shares:
         """Yields the paused requests of each sender that has no other batch slots, while more of its requests
         wait."""
         return ()
+
+
+class Headroom:
+    """Foresees which pages running answers will need, so that new requests are not admitted into them.
+
+    This class is the protocol and its default, which foresees nothing. O(1) each.
+    """
+
+    def step(self) -> None:
+        """Takes note that a step is planned, in which each running answer gets a token."""
+
+    def started(self, request: Request) -> None:
+        """Takes note that a request runs, and has a block table."""
+
+    def stopped(self, request: Request) -> None:
+        """Takes note that a request does not run any more, if it did: it has ended or was preempted."""
+
+    def ended(self, request: Request) -> None:
+        """Takes note that an answer has ended that has run."""
+
+    def n_expected(self, request: Request) -> int:
+        """Returns how many pages running requests will need beyond those that they have, if ``request`` is admitted
+        now."""
+        return 0
 
 
 class TierHits(NamedTuple):

@@ -49,6 +49,7 @@ MAX_GHOST_CAPACITY = 1_000_000.0
 
 Device = Literal["cpu", "cuda"]
 SchedulePolicy = Literal["lpm", "fcfs"]
+AdmissionPolicy = Literal["expected", "reserved"]
 LoadFormat = Literal["auto", "dummy"]
 WritePolicy = Literal["through", "selective"]
 LoadPolicy = Literal["auto", "always", "never"]
@@ -347,6 +348,14 @@ class SchedulerConfig:
         aliases="scheduling_policy",
     )
     """Either order applies within one priority."""
+    admission: AdmissionPolicy = setting(
+        "reserved",
+        "when a waiting request is admitted. expected: when running answers will have the pages that they are "
+        "expected to need, by the lengths of answers before; reserved: when so many pages are free as "
+        "--num-reserved-decode-tokens says (default: %(default)s)",
+        choice(get_args(AdmissionPolicy), show=repr),
+        "POLICY",
+    )
     num_reserved_decode_tokens: int = setting(
         64,
         "tokens of the KV cache that an admission leaves free for each running answer: with more there are fewer "

@@ -145,3 +145,13 @@ def test_pages_are_loaded_ahead_for_chats_that_wait(tmp_path: Path) -> None:
     assert without["pages_loaded_ahead"] == 0 < with_ahead["pages_loaded_ahead_used"]
     lines = run("load_ahead.py", tmp_path, "--queue", "40", "--turn-tokens", "64", "--rows", "4")
     assert lines[-1]["turn_mean_us"] > 0
+
+
+@pytest.mark.nightly
+def test_expected_answers_preempt_a_quarter_of_those_of_a_reserve_at_equal_throughput(tmp_path: Path) -> None:
+    """In virtual time, so that a busy machine changes nothing."""
+    lines = run("admissions.py", tmp_path, "--case", "decode")
+    by_admission = {line["admission"]: line for line in lines}
+    few, many = by_admission["expected"], by_admission["reserved"]
+    assert few["preemptions"] <= many["preemptions"] / 4
+    assert few["output_tokens_per_s"] >= 0.98 * many["output_tokens_per_s"]

@@ -17,6 +17,7 @@ from radixkv.settings.arguments import Parser, engine_config
 from radixkv.settings.config import ENGINE_SETTINGS, EngineConfig
 
 VALUES = {
+    "admission": "expected",
     "attention_backend": "triton",
     "cache_dir": "folder",
     "cache_dir_bytes": "2GiB",

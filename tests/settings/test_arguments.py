@@ -48,6 +48,7 @@ DRAFTS = (
         (("--max-num-seqs", "--max-running-requests"), "9", "scheduler.max_num_seqs", 9),
         (("--max-num-batched-tokens", "--chunked-prefill-size"), "999", "scheduler.max_num_batched_tokens", 999),
         (("--schedule-policy", "--scheduling-policy"), "fcfs", "scheduler.schedule_policy", "fcfs"),
+        (("--admission",), "expected", "scheduler.admission", "expected"),
         (("--num-reserved-decode-tokens",), "0", "scheduler.num_reserved_decode_tokens", 0),
         (("--max-reserved-decode-share",), "0.25", "scheduler.max_reserved_decode_share", 0.25),
         (("--max-queued-requests",), "3", "scheduler.max_queued_requests", 3),
@@ -159,6 +160,7 @@ engines = st.builds(
         max_num_seqs=st.none() | st.integers(1, 64),
         max_num_batched_tokens=st.none() | st.integers(128, 4096),
         schedule_policy=st.sampled_from(["lpm", "fcfs"]),
+        admission=st.sampled_from(["expected", "reserved"]),
         max_queued_requests=positive,
         queue_timeout_s=st.none() | st.floats(1e-3, 1e9),
         target_itl_ms=st.none() | st.floats(1e-3, 1e9),
@@ -186,7 +188,7 @@ def test_every_setting_has_a_flag():
     assert {field.name for field in fields(EngineConfig)} == engine
     assert len(fields(ModelConfig)) == 13
     assert len(fields(CacheConfig)) == 17
-    assert len(fields(SchedulerConfig)) == 11
+    assert len(fields(SchedulerConfig)) == 12
     assert len(fields(ServerConfig)) == 23
 
 
@@ -222,6 +224,7 @@ def test_every_setting_has_a_flag():
         (["--page-size", "-" + "7" * 4000], "page_size -0x"),
         (["--dtype", "x" * 4000], f"dtype '{'x' * 23}...{'x' * 11}'"),
         (["--schedule-policy", "random"], "schedule_policy 'random'"),
+        (["--admission", "greedy"], "admission 'greedy'"),
         (["--max-num-batched-tokens", "4", "--max-num-seqs", "8"], "max_num_batched_tokens 4 "),
         (["--model", ""], "model is ''"),
         (["--page", "8"], "--page"),

@@ -9,7 +9,7 @@ from operator import ne
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Queue, Shares, States, Tiers
+from radixkv.runtime.protocols import Headroom, Queue, Shares, States, Tiers
 from radixkv.runtime.request import Phase, Request
 from radixkv.tree.node import Namespace
 
@@ -27,6 +27,7 @@ class RunningRequests:
         tiers: the memory tiers behind the pool.
         shares: divides batch slots and pages among senders.
         states: those of recurrent layers.
+        headroom: foresees the pages that active requests will need.
         n_batch_slots: batch slots in all.
         max_row_tokens: maximum tokens of a row.
         n_reserved_tokens: tokens that an admission leaves free for each active request, so that their next ones do
@@ -42,6 +43,7 @@ class RunningRequests:
         tiers: Tiers,
         shares: Shares,
         states: States,
+        headroom: Headroom,
         n_batch_slots: int,
         max_row_tokens: int,
         *,
@@ -53,6 +55,7 @@ class RunningRequests:
         self._tiers = tiers
         self._shares = shares
         self._states = states
+        self._headroom = headroom
         self._free_batch_slots = list(range(n_batch_slots - 1, -1, -1))
         self._sent_entries: dict[int, list[int]] = {}
         """By free batch slot: the leading entries of its block table that the device has from the last request."""
@@ -156,19 +159,20 @@ class RunningRequests:
             n_reserved -= self._n_needed_ahead(request, own) + n_promised
         if only_reserved:
             return n_reserved
-        room = self._n_room(request.namespace, self._n_needed_ahead(request, prefilling) + n_promised)
+        room = self._n_room(request, self._n_needed_ahead(request, prefilling) + n_promised)
         return max(room, n_reserved) if n_reserved > 0 else room
 
     def n_unclaimed(self, namespace: Namespace) -> int:
         """Returns how many pages the namespace's owner can have beside what all running and loading requests still
         need; negative if these need more than there are. O(running)."""
         n_needed = sum(self._n_missing(one, one.blocks) for one in self.prefilling())
-        return self._n_room(namespace, n_needed + self._tiers.n_promised)
+        return self._n_left(namespace) - n_needed - self._tiers.n_promised
 
     def start(self, request: Request) -> None:
         """Makes a request active that has a batch slot."""
         request.phase = Phase.RUNNING
         self._active[request] = None
+        self._headroom.started(request)
 
     def free(self, request: Request) -> None:
         """Frees the request's batch slot and pages; no launched step may still use them.
@@ -221,7 +225,7 @@ class RunningRequests:
 
     def drop(self, request: Request) -> None:
         """Takes batch slot and pages from an active request that no launched step and no fork uses. O(pages)."""
-        del self._active[request]
+        self._stop(request)
         self.free(request)
 
     def make_way(self) -> bool:
@@ -294,7 +298,8 @@ class RunningRequests:
 
     def finish(self, request: Request) -> None:
         """Finishes an active or releasing request; ``release`` frees it."""
-        self._active.pop(request, None)
+        self._stop(request)
+        self._headroom.ended(request)
         request.phase = Phase.FINISHED
         self._releasing[request] = None
 
@@ -305,7 +310,7 @@ class RunningRequests:
             request: the request.
             discards_results: whether the results of its launched rows are dropped.
         """
-        self._active.pop(request, None)
+        self._stop(request)
         request.phase = Phase.PREEMPTED
         request.recovery.discards_results |= discards_results
         self._releasing[request] = None
@@ -328,6 +333,10 @@ class RunningRequests:
         """Tells the observers of a finished choice that it has released its pages. Costs what they cost."""
         for observer in request.observers:
             observer.released(request)
+
+    def _stop(self, request: Request) -> None:
+        self._active.pop(request, None)
+        self._headroom.stopped(request)
 
     def _preempt_for_pages(self, victim: Request) -> None:
         self.n_preemptions += 1
@@ -395,7 +404,7 @@ class RunningRequests:
             return False
         if leader.phase is not Phase.RUNNING or not self.has_batch_slot_for(follower):
             return False
-        n_room, n_known = self._n_room(follower.namespace, n_needed_ahead), follower.n_known
+        n_room, n_known = self._n_room(follower, n_needed_ahead), follower.n_known
         return self._cache.can_fork(leader.blocks, n_known - 1, self._cache.pages_for(n_known), n_room)
 
     def _fork(self, leader: Request, follower: Request) -> None:
@@ -416,10 +425,21 @@ class RunningRequests:
         self._shares.take_batch_slot(request)
         request.needs_history = request.sampling.has_penalties
 
-    def _n_room(self, namespace: Namespace, n_needed: int) -> int:
-        """Returns the pages for a namespace's owner beyond ``n_needed`` and those left for the active ones."""
+    def _n_left(self, namespace: Namespace) -> int:
+        """Returns the pages for a namespace's owner beyond those left for the active requests."""
         n_next = min(self._cache.pages_for(self._n_reserved_tokens * len(self._active)), self._max_reserved_pages)
-        return self._cache.n_available_to(namespace) - n_next - n_needed
+        return self._cache.n_available_to(namespace) - n_next
+
+    def _n_room(self, request: Request, n_needed: int) -> int:
+        """Returns the pages for a request beyond ``n_needed`` and those left for the active ones.
+
+        What these are expected to need is not in the way of a sender whose cap limits it, where others have room.
+        """
+        n_free = self._n_left(request.namespace)
+        if self._active and (n_expected := self._headroom.n_expected(request)):
+            n_unreserved = self._cache.n_available - self._shares.n_reserved_beside(request)
+            n_free = min(n_free, n_unreserved - n_expected)
+        return n_free - n_needed
 
 
 def _n_equal(first: list[int], second: list[int]) -> int:

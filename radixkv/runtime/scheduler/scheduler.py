@@ -17,7 +17,7 @@ from typing import NamedTuple
 from radixkv.errors import InvariantError, QueueFull, queue_timeout
 from radixkv.runtime.cache.block_table import ComputedRow
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Continuation, Drafts, Queue, Returns, Shares, States, Tiers
+from radixkv.runtime.protocols import Continuation, Drafts, Headroom, Queue, Returns, Shares, States, Tiers
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.prefill import PlannedRow, PrefillRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
@@ -83,6 +83,7 @@ class Scheduler:
         drafts: guesses the tokens that follow.
         states: those of recurrent layers in the tree.
         returns: the conversations that are expected back.
+        headroom: foresees the pages that running answers will need.
         shared_prefixes: finds the pages that decode rows share; None: plans list none.
         clock: seconds, monotonic.
     """
@@ -98,6 +99,7 @@ class Scheduler:
         drafts: Drafts,
         states: States,
         returns: Returns,
+        headroom: Headroom,
         shared_prefixes: SharedPrefixes | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -109,12 +111,14 @@ class Scheduler:
         self.drafts = drafts
         self.states = states
         self.returns = returns
+        self.headroom = headroom
         self.running = RunningRequests(
             cache,
             queue,
             tiers,
             shares,
             states,
+            headroom,
             limits.max_num_seqs,
             limits.max_num_batched_tokens,
             n_reserved_tokens=limits.num_reserved_decode_tokens,
@@ -445,6 +449,7 @@ class Scheduler:
             window_copies,
             state_forks,
         )
+        self.headroom.step()
         self._launched.append(LaunchedPlan(plan, requests, sources, has_waited=not self._launched))
         self._n_steps += 1
         return plan

@@ -257,7 +257,7 @@ REFUSED = (
     Refused(
         "what an admission leaves free grows with the running answers",
         {ENGINE: "watermark schedule_conservativeness=1"},
-        "use num_reserved_decode_tokens and max_reserved_decode_share",
+        "use admission, num_reserved_decode_tokens and max_reserved_decode_share",
     ),
     Refused("the defaults of requests are the checkpoint's", {ENGINE: 'generation_config="auto"'}),
     Refused("the tokenizer is always tokenizer.json", {ENGINE: 'tokenizer_mode="auto" skip_tokenizer_init=false'}),

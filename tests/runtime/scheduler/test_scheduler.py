@@ -223,6 +223,7 @@ def test_admission_leaves_pages_for_running_requests(
             240,
             4,
             max_num_batched_tokens=1024,
+            admission="reserved",
             num_reserved_decode_tokens=n_tokens,
             max_reserved_decode_share=share,
         )
