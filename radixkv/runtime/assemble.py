@@ -196,7 +196,7 @@ def assemble_loop(
         find_pin=pins.find,
         others={
             Pin: partial(pin, intake, pins),
-            CloseSession: partial(close_session, intake, sessions),
+            CloseSession: partial(close_session, intake, sessions, leave=scheduler.returns.close_session),
             BeginPause: _begin_no_pause if pauses is None else pauses.begin,
         },
         before_flush=(pins.clear, *(() if pauses is None else (pauses.clear,))),

@@ -452,6 +452,9 @@ class Returns:
         """Yields what their next prompts begin with, those first whose pages are worth most."""
         return ()
 
+    def close_session(self, namespace: Namespace, session_id: str) -> None:
+        """Takes note that nobody goes on with the conversations of a session."""
+
     def stats(self) -> PauseStats | None:
         """Returns counters and gauges of pauses between turns; None if nobody looks for them."""
         return None

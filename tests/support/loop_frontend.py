@@ -151,6 +151,10 @@ class Frontend:
         self.run()
         return self.received[request_id]
 
+    def close_session(self, session_id: str) -> None:
+        (reply,) = self.loop.receive(cache_messages.CloseSession("close", session_id))
+        assert isinstance(reply, cache_messages.SessionClosed)
+
     def begin_pause(self, request_id: str, *tools: str) -> None:
         (reply,) = self.loop.receive(cache_messages.BeginPause("pause", request_id, tools))
         assert isinstance(reply, cache_messages.PauseBegun)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from radixkv.errors import SessionNotFound, shortened
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
-from radixkv.tree.node import TOKEN_BYTES
+from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_messages import CloseSession, Pin, Pinned, SessionClosed
 from radixkv.wire.request_limits import check_ttl
 
@@ -25,9 +27,19 @@ def pin(intake: Intake, pins: Pins, message: Pin) -> Pinned:
     return Pinned(message.id, len(message.tokens) // TOKEN_BYTES, pinned.n_tokens, pinned.seconds_left)
 
 
-def close_session(intake: Intake, sessions: Sessions, message: CloseSession) -> SessionClosed:
-    """Closes a session. O(pages). Raises ``RequestError``."""
+def close_session(
+    intake: Intake, sessions: Sessions, message: CloseSession, *, leave: Callable[[Namespace, str], None]
+) -> SessionClosed:
+    """Closes a session. O(pages). Raises ``RequestError``.
+
+    Args:
+        intake: checks the salt.
+        sessions: has the session.
+        message: names it.
+        leave: ends what waits for its next turn.
+    """
     namespace = intake.namespace(message)
+    leave(namespace, message.session_id)
     demoted = sessions.close(namespace, message.session_id)
     if demoted is None:
         raise SessionNotFound(

@@ -38,7 +38,7 @@ class _Ended(NamedTuple):
 
     sender: str
     prompt: WaitingPrompt
-    expected_s: float | None
+    turn: Turn
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +46,7 @@ class _Pause:
     namespace: Namespace
     key: bytes
     """What the next prompt of the conversation begins with; none once it has ended."""
+    session_id: str
     kind: Kind
     began_at: float
     expected_s: float | None
@@ -57,12 +58,14 @@ class Turn(Observer):
     """A request from whose answer a later prompt may go on."""
 
     pauses: Pauses
+    session_id: str
     expected_s: float | None
+    """How long the client will be away, as it has said; None: it has not."""
 
     def ended(self, choices: Sequence[Request], *, is_prompt_computed: bool) -> None:
         """Keeps what the next prompt may begin with."""
         if is_prompt_computed:
-            self.pauses.end_turn(choices[0], self.expected_s)
+            self.pauses.end_turn(choices[0], self)
 
 
 class Pauses(Returns):
@@ -100,25 +103,35 @@ class Pauses(Returns):
         return message.may_pause or bool(message.resumes)
 
     def follow(self, message: Submit, choices: Sequence[Request]) -> Turn | None:
-        """Ends the pause that a request goes on from, and begins a turn if another may follow. O(edges)."""
+        """Ends the pause that a request goes on from, and all others of its session, and begins a turn if another
+        pause may follow. O(edges), with a session O(pauses)."""
         if message.resumes:
             self._resume(message.resumes)
+        if message.session_id:
+            self.close_session(choices[0].namespace, message.session_id)
         begins = message.may_pause and message.reads_cache
-        return Turn(self, message.expected_pause_s) if begins else None
+        return Turn(self, message.session_id, message.expected_pause_s) if begins else None
 
-    def end_turn(self, choice: Request, expected_s: float | None) -> None:
+    def close_session(self, namespace: Namespace, session_id: str) -> None:
+        """Ends the pauses of a session, in which nobody goes on from there. O(pauses)."""
+        closed = namespace, session_id
+        for name in [name for name, one in self._pauses.items() if (one.namespace, one.session_id) == closed]:
+            self._take(name)
+
+    def end_turn(self, choice: Request, turn: Turn) -> None:
         """Keeps the tokens of an answer, until the frontend says that a prompt can go on from it. O(tokens)."""
         prompt = choice.namespace, bytes(choice.tokens)
-        self._ended[choice.id] = _Ended(choice.sender, prompt, expected_s)
+        self._ended[choice.id] = _Ended(choice.sender, prompt, turn)
         if len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
 
     def begin(self, message: BeginPause) -> PauseBegun:
         """Begins the pause after an answer; that of an unknown one is ignored. O(tools)."""
         ended = self._ended.pop(message.request_id, None)
-        if ended is not None and ended.expected_s != 0:
+        if ended is not None and (turn := ended.turn).expected_s != 0:
             kind = ended.sender, tuple(sorted(set(message.tools)))
-            self._pauses[message.request_id] = _Pause(*ended.prompt, kind, self._clock(), ended.expected_s)
+            pause = _Pause(*ended.prompt, turn.session_id, kind, self._clock(), turn.expected_s)
+            self._pauses[message.request_id] = pause
             if len(self._pauses) > MAX_PAUSES:
                 self._take(next(iter(self._pauses)))
             self._ordered_at = -inf

@@ -174,3 +174,23 @@ def test_requests_never_wait_for_conversations_that_pause(front: Frontend) -> No
     for number in range(5):
         turn(front, f"paused {number}", numbered(100 * number + 1), "fast")
     assert len(front.serve("large", numbered(600, 80), max_tokens=20).tokens[0]) == 20
+
+
+def test_a_closed_session_is_not_waited_for(front: Frontend) -> None:
+    learn(front, "search", 0.5, first=100)
+    for name in ("mine", "other"):
+        front.serve(name, numbered(300, 20 if name == "mine" else 30), may_pause=True, session_id=name)
+        front.begin_pause(name, "search")
+    front.close_session("mine")
+    assert stats(front).n_pauses == 1
+    assert stats(front).given_up_total == 0, "nothing is learnt of it"
+
+
+def test_another_turn_of_a_session_ends_its_pauses(front: Frontend) -> None:
+    """An answer was asked for again: nobody goes on from the first one."""
+    for name in ("first", "again"):
+        front.serve(name, numbered(300), may_pause=True, session_id="chat")
+        front.begin_pause(name)
+    assert stats(front).n_pauses == 1
+    front.serve("back", numbered(300), resumes="first", session_id="chat")
+    assert stats(front) == PauseStats(0, 0, 0, 0, 0)

@@ -1,0 +1,80 @@
+"""Copies between tiers that take virtual time, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from radixkv.lab.simulator.instant_copies import InstantCopier, InstantStore
+from radixkv.runtime.step.page_copier import FinishedCopy
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
+
+
+@dataclass
+class Clock:
+    """Virtual seconds, and when the copies in flight end."""
+
+    now: float = 0.0
+    ends: list[float] = field(default_factory=list)
+
+    def next_end(self) -> float | None:
+        """Returns when the next copy ends."""
+        while self.ends and self.ends[0] <= self.now:
+            heappop(self.ends)
+        return self.ends[0] if self.ends else None
+
+
+class TimedCopier(InstantCopier):
+    """Copies end one after another: loads and stores each have a queue, as the server's threads."""
+
+    def __init__(self, clock: Clock, page_bytes: int, page_seconds: float) -> None:
+        super().__init__(page_seconds)
+        self.page_bytes = page_bytes
+        self._clock, self._seconds = clock, page_seconds
+        self._free_at = {True: 0.0, False: 0.0}
+        self._ending: list[tuple[float, int, FinishedCopy]] = []
+
+    def load(self, slots: Sequence[int], pages: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
+        return self._begin(len(pages), is_load=True)
+
+    def store(self, pages: Sequence[int], slots: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
+        return self._begin(len(pages), is_load=False)
+
+    def take_finished(self) -> list[FinishedCopy]:
+        finished = []
+        while self._ending and self._ending[0][0] <= self._clock.now:
+            finished.append(heappop(self._ending)[2])
+        return finished
+
+    def _begin(self, n_pages: int, *, is_load: bool) -> int:
+        ticket = next(self._tickets)
+        end = max(self._clock.now, self._free_at[is_load]) + n_pages * self._seconds
+        self._free_at[is_load] = end
+        heappush(self._ending, (end, ticket, FinishedCopy(ticket, n_pages * self._seconds, None)))
+        heappush(self._clock.ends, end)
+        return ticket
+
+
+class TimedStore(InstantStore):
+    """Reads end one after another; writes take no time."""
+
+    def __init__(self, clock: Clock, max_pages: int, page_bytes: int, page_seconds: float) -> None:
+        super().__init__(max_pages, page_seconds)
+        self.page_bytes = page_bytes
+        self._clock, self._free_at = clock, 0.0
+        self._ending: list[tuple[float, int, FinishedTransfer]] = []
+
+    def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        ticket = super().load(keys, tokens, buffers)
+        finished = next(one for one in super().take_finished() if one.ticket == ticket)
+        self._free_at = max(self._clock.now, self._free_at) + finished.seconds
+        heappush(self._ending, (self._free_at, ticket, finished))
+        heappush(self._clock.ends, self._free_at)
+        return ticket
+
+    def take_finished(self) -> list[FinishedTransfer]:
+        finished = super().take_finished()
+        while self._ending and self._ending[0][0] <= self._clock.now:
+            finished.append(heappop(self._ending)[2])
+        return finished
