@@ -36,7 +36,7 @@ def parameters():
 def test_the_table_has_every_parameter_with_its_default():
     documented = {}
     for kind, names, default in parameters():
-        values = [value.replace(",", "") for value in re.findall(r'"\w+"|none|\d[\d,]*\d|\d', default)]
+        values = [value.replace(",", "") for value in re.findall(r'"\w+"|none|\d\.\d+|\d[\d,]*\d|\d', default)]
         values = [None if value == "none" else ast.literal_eval(value) for value in values]
         documented.setdefault(kind, {}).update(zip(names, values, strict="shipped" not in default))
     assert sorted(documented) == workload_names()

@@ -10,6 +10,7 @@ from radixkv.settings.arguments import Parser, count, number, whole_number
 
 WORKLOADS = (
     "agents",
+    "tool-pauses",
     "chat",
     "fewshot",
     "judge",

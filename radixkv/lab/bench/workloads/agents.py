@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 
 from radixkv.lab.bench.session import BenchRequest, Reply, Session, ToolCall, Turns
 from radixkv.lab.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
 from radixkv.lab.bench.workloads.conversations import replay_dataset
 from radixkv.lab.bench.workloads.errands import AgentTask, Errand, generate_agents, task_messages
-from radixkv.lab.bench.workloads.tool_times import ToolTimes
 
 N_AGENTS = 4
 """Number of different sets of tools."""
@@ -38,10 +37,6 @@ class Agents(FixedOutputParameters, frozen=True, kw_only=True, tag="agents"):
     """Maximum tokens of each answer of a generated session."""
     output_len: int = 40
     """Tokens of each answer of a recorded session; the end-of-sequence token is ignored."""
-    tool_median_s: float = 0.0
-    """Median time of the tools of generated sessions, in seconds; see ``ToolTimes``."""
-    lost_share: float = 0.0
-    """Share of the calls of generated sessions whose results never come: the session ends with them."""
 
     def make(self, source: Source) -> WorkloadSessions:
         """Returns one session for each agent. O(size).
@@ -71,10 +66,14 @@ class Agents(FixedOutputParameters, frozen=True, kw_only=True, tag="agents"):
             ]
         )
 
+    def tool_seconds(self, calls: Sequence[ToolCall], rng: random.Random) -> float | None:
+        """Returns how long the tools take that a generated session has called; None if it ends with the calls."""
+        return 0.0
+
     def _session(self, head: AgentTask, task: AgentTask, seed: str) -> Session:
         def turns() -> Turns:
             messages, rng = task_messages(head), random.Random(seed)
-            times, after_s = ToolTimes(self.tool_median_s, rng), 0.0
+            after_s = 0.0
             for errand in task.errands:
                 messages.append({"role": "user", "content": errand.user})
                 made: tuple[ToolCall, ...] = ()
@@ -89,11 +88,13 @@ class Agents(FixedOutputParameters, frozen=True, kw_only=True, tag="agents"):
                     )
                     (reply,) = yield (request,)
                     messages.append(reply.message)
-                    after_s = max((times.draw(call.name) for call in reply.tool_calls), default=0.0)
+                    after_s = 0.0
                     if not reply.tool_calls:
                         break
-                    if rng.random() < self.lost_share:
+                    tool_s = self.tool_seconds(reply.tool_calls, rng)
+                    if tool_s is None:
                         return
+                    after_s = tool_s
                     made += reply.tool_calls
                     messages += [
                         {"role": "tool", "tool_call_id": call.id, "content": task.agent.run(call, task.world)}

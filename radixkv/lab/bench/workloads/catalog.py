@@ -25,6 +25,7 @@ from radixkv.lab.bench.workloads.multiturn import MultiTurn
 from radixkv.lab.bench.workloads.pressure import Pressure
 from radixkv.lab.bench.workloads.rag import Rag
 from radixkv.lab.bench.workloads.self_consistency import SelfConsistency
+from radixkv.lab.bench.workloads.tool_pauses import ToolPauses
 from radixkv.lab.bench.workloads.trace import Trace
 from radixkv.lab.bench.workloads.tree_of_thought import TreeOfThought
 from radixkv.lab.bench.workloads.unshared import Unshared
@@ -36,6 +37,7 @@ Workload = (
     | Unshared
     | Chat
     | Agents
+    | ToolPauses
     | TreeOfThought
     | SelfConsistency
     | Judge

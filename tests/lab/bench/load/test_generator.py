@@ -161,6 +161,17 @@ def test_a_turn_has_the_conversation_so_far_and_waits_for_the_answer(fake):
     assert uno.started < first.started + first.latency  # sessions do not wait for each other
 
 
+@pytest.mark.parametrize("rate", [None, 100.0])
+def test_a_turn_waits_for_its_tools_and_its_latency_does_not(fake, rate):
+    def turns():
+        yield (BenchRequest("one", 1),)
+        yield (BenchRequest("two", 1, after_s=0.3),)
+
+    first, second = send(fake.address, [Session(turns, 2)], request_rate=rate).records
+    assert second.started >= first.started + first.latency + 0.3
+    assert second.scheduled is None or second.scheduled >= first.started + first.latency + 0.3
+
+
 def test_a_client_of_a_closed_loop_runs_one_session_at_a_time(fake):
     send(fake.address, [chat(f"{n}:", " a", " b") for n in range(3)], max_concurrency=1)
     assert [body["prompt"][0] for body in fake.bodies] == list("000111222")

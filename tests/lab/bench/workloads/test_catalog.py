@@ -6,7 +6,7 @@ from support.sessions import collect_requests, comparable_fields, make
 
 NAMES = (
     "agents chat fewshot judge long-document-qa multiturn "
-    "pressure rag self-consistency trace tree-of-thought unshared"
+    "pressure rag self-consistency tool-pauses trace tree-of-thought unshared"
 ).split()
 
 

@@ -17,6 +17,8 @@ from support.sessions import collect_requests, collect_turns, comparable_fields,
 
 NAMES = workload_names()
 LENGTHS = {"output_len", "num_facts", "block_len", "max_context", "too_long", "history"}
+AGENTS = ("agents", "tool-pauses")
+"""Workloads whose sessions are as long as the answers say."""
 COUNTS = tuple(sorted({*OVERRIDES} - LENGTHS - {"max_concurrency"}))
 
 
@@ -48,7 +50,7 @@ def test_sessions_can_be_repeated_and_have_n_requests(name):
         )
         assert first == again
         assert 0 < len(first) <= session.n_requests
-        assert name == "agents" or len(first) == session.n_requests
+        assert name in AGENTS or len(first) == session.n_requests
         assert all(collect_turns(session)), "a turn without requests"
 
 
@@ -63,7 +65,7 @@ def test_a_session_may_end_early(name):
     )
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"chat", "agents", "trace"}))
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"chat", "trace", *AGENTS}))
 def test_no_question_is_repeated_except_for_sampling(name):
     """Chats and tool tasks may begin with the same message."""
     requests = collect_requests(sessions_of(name))
@@ -112,6 +114,6 @@ def test_any_parameters_and_any_answers_give_sessions_with_n_requests(data):
     for session in sessions:
         answers = data.draw(st.lists(st.text(), min_size=1, max_size=5))
         turns = collect_turns(session, lambda request, answers=answers: (answers * 8)[: request.n])
-        assert name == "agents" or sum(map(len, turns)) == session.n_requests
+        assert name in AGENTS or sum(map(len, turns)) == session.n_requests
         for request in chain.from_iterable(turns):
             assert request.check is None or request.check(said(*(answers * 8)[: request.n])) in (False, True)
