@@ -47,7 +47,6 @@ from radixkv.runtime.step.result import StepResult
 from radixkv.runtime.tiers.host_tier import HostTier
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.tree.node import Namespace
-from radixkv.tree.use_times import UseTimes
 from radixkv.wire.cache_messages import BeginPause
 from radixkv.wire.messages import Submit
 from radixkv.wire.sampling import SamplingParams
@@ -148,8 +147,7 @@ class Run:
         self.clock = Clock()
         self.times = StepTime()
         self.seconds = arguments.seconds
-        self.cache = PageCache(arguments.pool_tokens // PAGE_SIZE, PAGE_SIZE)
-        self.cache.tree._use_times = UseTimes(lambda: self.clock.now)
+        self.cache = PageCache(arguments.pool_tokens // PAGE_SIZE, PAGE_SIZE, clock=lambda: self.clock.now)
         self.oracle = Oracle() if policy == "oracle" else None
         self.pauses = Pauses(self.cache, lambda: self.clock.now) if policy == "learnt" else None
         host_tier = None

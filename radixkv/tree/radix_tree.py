@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
+from time import monotonic
 
 from radixkv.errors import InvariantError
 from radixkv.tree.changes import ChangeLog, StoredPages
@@ -61,6 +62,7 @@ class RadixTree:
         groups: Collection[str] = (),
         n_states: int | None = None,
         state_block_tokens: int = BLOCK_TOKENS,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """Creates an empty tree.
 
@@ -71,6 +73,7 @@ class RadixTree:
             n_states: how many states of recurrent layers there can be. Matches end where there is one. None: the
                 model has no such layers.
             state_block_tokens: see ``NodeStates``.
+            clock: seconds, monotonic.
         """
         self._page_size = page_size
         self._page_bytes = TOKEN_BYTES * page_size
@@ -87,7 +90,7 @@ class RadixTree:
         self._spared = SparedLeaves(self._forest)
         self._leases: set[Lease] = set()
         self._shared_runs = SharedRuns(self._forest, self._leases)
-        self._use_times = UseTimes()
+        self._use_times = UseTimes(clock)
         self.evicted_age_s = 0.0
         """How long the pages evicted last had not been used, of those that no waiting prompt needs."""
         self.history = PageHistory()

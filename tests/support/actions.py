@@ -11,11 +11,15 @@ from msgspec.structs import replace
 from radixkv.errors import QueueFull
 from radixkv.runtime.assemble import holds_any_length
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.pauses.pauses import Turn
 from radixkv.runtime.request import GREEDY, Phase, Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.settings.config import EvictionPolicyName, WritePolicy
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.wire.cache_messages import BeginPause
+from radixkv.wire.messages import Submit
+from radixkv.wire.sampling import SamplingParams
 from support.engine import Engine, name_of, token_bytes
 from support.fake_device import KVValue, unpack
 from support.fake_grammars import FakeGrammar
@@ -110,6 +114,8 @@ class Actions:
         )
         self.known: list[list[int]] = [list(range(1, 30))]
         self.invalidations: list[Invalidation] = []
+        self.paused: list[Request] = []
+        """Those from which conversations go on, as far as the pauses have not been given up."""
 
     @property
     def live(self) -> list[Request]:
@@ -272,9 +278,29 @@ class Actions:
         else:
             self.engine.pins.unpin(self.namespaces[namespace], tokens)
 
+    def pause(self, which: int, expected_s: float) -> None:
+        """Lets the conversation of a request that has ended pause; it is expected back."""
+        requests = [self.engine.requests[name] for name, ended in self.engine.ended.items() if ended.tokens]
+        if requests:
+            request = requests[which % len(requests)]
+            self.engine.pauses.end_turn(request, Turn(self.engine.pauses, "a", expected_s))
+            self.engine.pauses.begin(BeginPause("", request.id))
+            self.paused.append(request)
+
+    def go_on(self, which: int, suffix: Sequence[int], options: RequestOptions) -> None:
+        """Adds a request that goes on from where a conversation pauses."""
+        if self.paused:
+            request = self.paused.pop(which % len(self.paused))
+            self.engine.pauses.follow(Submit("", b"", SamplingParams(), resumes=request.id), [request])
+            sequence = unpack(bytes(request.tokens))
+            self.known = [*self.known, sequence][-12:]
+            options = dataclasses.replace(options, namespace=self.namespaces.index(request.namespace))
+            self.add(len(self.known) - 1, len(sequence), suffix, options, twice=False)
+
     def close_session(self, session_id: str) -> None:
         for namespace in self.namespaces:
             self.engine.sessions.close(namespace, session_id)
+            self.engine.pauses.close_session(namespace, session_id)
         self.engine.check_invariants()
 
     def flush(self) -> None:

@@ -21,6 +21,7 @@ from radixkv.runtime.cache.free_pages import FreeList, FreePages, Slabs
 from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
+from radixkv.runtime.pauses.pauses import Pauses
 from radixkv.runtime.protocols import States
 from radixkv.runtime.request import GREEDY, Phase, PromptScoring, Request, Update
 from radixkv.runtime.states.recurrent_states import RecurrentStates
@@ -206,6 +207,7 @@ class Engine:
             state_block_tokens=state_block_tokens,
             window_pages=window_pages,
             free_pages=self.free_pages,
+            clock=lambda: self.now,
         )
         self.copier = FakeCopier(self.device, n_slots, n_states or 0)
         host_policy = open_eviction_policy(eviction_policy, GHOST_CAPACITY)
@@ -241,6 +243,7 @@ class Engine:
         caches = [self.cache] if host_tier is None else [self.cache, self.host]
         self.sessions = Sessions(caches)
         self.pins = Pins(caches, Alarms(), offer=self.host_tier.offer, budget=PIN_BUDGET, clock=lambda: self.now)
+        self.pauses = Pauses(self.cache, lambda: self.now)
         self.drafts = FakeDrafts()
         states: States | None = None
         if window_pages is not None:
@@ -256,6 +259,7 @@ class Engine:
             "min_shared_tokens": 1,
             "drafts": self.drafts,
             "states": states,
+            "returns": self.pauses,
         }
         self.scheduler = make_scheduler(
             self.cache, **(defaults | settings), loads_ahead=True, clock=lambda: self.now

@@ -143,6 +143,14 @@ class EngineMachine(RuleBasedStateMachine):
     def evict(self, n_pages: int) -> None:
         self.actions.evict(n_pages)
 
+    @rule(which=small, expected_s=st.sampled_from((1.0, 5.0, 50.0)))
+    def pause(self, which: int, expected_s: float) -> None:
+        self.actions.pause(which, expected_s)
+
+    @rule(which=small, suffix=st.lists(st.integers(1, 4), min_size=1, max_size=6), options=request_options)
+    def go_on(self, which: int, suffix: list[int], options: RequestOptions) -> None:
+        self.actions.go_on(which, suffix, options)
+
     @rule(session_id=st.sampled_from(("a", "b")))
     def close_session(self, session_id: str) -> None:
         self.actions.close_session(session_id)

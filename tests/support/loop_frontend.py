@@ -74,7 +74,12 @@ class Frontend:
     ) -> None:
         self.device = OneNamespaceDevice(n_pages, 4)
         cache = PageCache(
-            n_pages, 4, min_copied_tokens=1, free_pages=PoisoningList(self.device), page_quotas=page_quotas(tenants)
+            n_pages,
+            4,
+            min_copied_tokens=1,
+            free_pages=PoisoningList(self.device),
+            page_quotas=page_quotas(tenants),
+            clock=lambda: self.now,
         )
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
         pauses = Pauses(cache, lambda: self.now)

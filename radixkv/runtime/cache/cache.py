@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from time import monotonic
 
 from radixkv.runtime.cache.block_table import BlockTable, ComputedRow, ReplacedPage
 from radixkv.runtime.cache.checks import check_counts, check_pages
@@ -55,6 +56,7 @@ class PageCache:
         window_pages: the pages of layers with windows; None: all layers are in all pages.
         free_pages: the free pages of the pool, all of them: tests give a list that sees every freed page. None
             takes those of ``window_pages``.
+        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class PageCache:
         state_block_tokens: int = BLOCK_TOKENS,
         window_pages: WindowPages | None = None,
         free_pages: FreePages | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.n_pages = n_pages
         self.page_size = page_size
@@ -84,6 +87,7 @@ class PageCache:
             groups=self.page_quotas.names,
             n_states=n_states,
             state_block_tokens=state_block_tokens,
+            clock=clock,
         )
         self.page_quotas.open(self.tree, n_pages)
         self.n_evicted = 0

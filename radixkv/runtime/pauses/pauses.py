@@ -27,6 +27,8 @@ MAX_SPARED = 256
 WORTH_OF_OTHERS = 0.5
 """Returns that are expected of a page of unknown use, in as long as it was not used: a page that was evicted after
 10 s without a use is thought to be worth 0.05 returns a second. Pauses with a lower rate are not spared."""
+MAX_PAUSED_BYTES = 1 << 26
+"""Tokens of all pauses, in bytes; beyond it the oldest are given up. Ended answers have as many."""
 _MAX_ENDED = 1024
 """Ended answers of which the frontend may still say that a prompt can go on from them."""
 _REORDER_S = 0.1
@@ -90,6 +92,7 @@ class Pauses(Returns):
         self._times = PauseTimes()
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
         """By id of the request, the oldest first."""
+        self._n_ended_bytes = self._n_paused_bytes = 0
         self._pauses: OrderedDict[str, _Pause] = OrderedDict()
         """By id of the request whose answer began it, the oldest first."""
         self._order: list[_Pause] = []
@@ -122,17 +125,19 @@ class Pauses(Returns):
         """Keeps the tokens of an answer, until the frontend says that a prompt can go on from it. O(tokens)."""
         prompt = choice.namespace, bytes(choice.tokens)
         self._ended[choice.id] = _Ended(choice.sender, prompt, turn)
-        if len(self._ended) > _MAX_ENDED:
-            self._ended.popitem(last=False)
+        self._n_ended_bytes += len(prompt[1])
+        while len(self._ended) > _MAX_ENDED or self._n_ended_bytes > MAX_PAUSED_BYTES:
+            self._take_ended(next(iter(self._ended)))
 
     def begin(self, message: BeginPause) -> PauseBegun:
         """Begins the pause after an answer; that of an unknown one is ignored. O(tools)."""
-        ended = self._ended.pop(message.request_id, None)
+        ended = self._take_ended(message.request_id)
         if ended is not None and (turn := ended.turn).expected_s != 0:
             kind = ended.sender, tuple(sorted(set(message.tools)))
             pause = _Pause(*ended.prompt, turn.session_id, kind, self._clock(), turn.expected_s)
             self._pauses[message.request_id] = pause
-            if len(self._pauses) > MAX_PAUSES:
+            self._n_paused_bytes += len(pause.key)
+            while len(self._pauses) > MAX_PAUSES or self._n_paused_bytes > MAX_PAUSED_BYTES:
                 self._take(next(iter(self._pauses)))
             self._ordered_at = -inf
         return PauseBegun(message.id)
@@ -159,9 +164,15 @@ class Pauses(Returns):
         for name in list(self._pauses):
             self._take(name)
 
+    def _take_ended(self, name: str) -> _Ended | None:
+        ended = self._ended.pop(name, None)
+        self._n_ended_bytes -= 0 if ended is None else len(ended.prompt[1])
+        return ended
+
     def _take(self, name: str) -> _Pause:
         """Removes a pause; nobody waits for it any more."""
         pause = self._pauses.pop(name)
+        self._n_paused_bytes -= len(pause.key)
         pause.key = b""
         return pause
 

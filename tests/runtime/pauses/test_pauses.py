@@ -159,8 +159,11 @@ def test_a_flush_ends_all_pauses(front: Frontend) -> None:
     assert stats(front).n_pauses == 0
 
 
-def test_the_oldest_of_too_many_pauses_is_given_up(front: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pauses, "MAX_PAUSES", 2)
+@pytest.mark.parametrize(("name", "limit"), [("MAX_PAUSES", 2), ("MAX_PAUSED_BYTES", 2 * 26 * 4)])
+def test_the_oldest_of_too_many_pauses_is_given_up(
+    front: Frontend, monkeypatch: pytest.MonkeyPatch, name: str, limit: int
+) -> None:
+    monkeypatch.setattr(pauses, name, limit)
     for number in range(3):
         turn(front, str(number), numbered(100 * number + 1), "search")
     front.serve("back", numbered(1), resumes="0")
