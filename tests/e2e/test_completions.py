@@ -149,7 +149,7 @@ def test_a_request_that_can_never_fit_is_refused(server: LiveServer) -> None:
 def test_metrics_are_prometheus_text(server: LiveServer) -> None:
     lines = server.http.get("/metrics").text.splitlines()
     sample = re.compile(
-        r"radixkv:\w+(\{(le|finish_reason|rendered|stage|reason|tier|source|position)=\"[^\"]+\"\})? \S+"
+        r"radixkv:\w+(\{(le|finish_reason|rendered|stage|reason|result|tier|source|position)=\"[^\"]+\"\})? \S+"
     )
     assert all(line.startswith("#") or sample.fullmatch(line) for line in lines)
     names = {line.split("{")[0].split()[0] for line in lines if not line.startswith("#")}

@@ -137,7 +137,13 @@ def test_a_flag_of_the_engine_is_a_keyword(configured: Any, keyword: str, action
 def test_a_flag_of_the_server_says_that_it_is_one(keyword: str) -> None:
     with pytest.raises((UnsupportedFeature, ConfigError), match=f"{keyword} ?.*") as refused:
         LLM(**{keyword: "secret"})  # type: ignore[arg-type]
-    if keyword not in ("tool_call_parser", "reasoning_parser", "disable_log_stats", "no_explain_contents"):
+    if keyword not in (
+        "tool_call_parser",
+        "reasoning_parser",
+        "disable_log_stats",
+        "no_explain_contents",
+        "no_learn_pauses",
+    ):
         assert "radixkv serve --" in str(refused.value)
     assert keyword != "api_key" or "secret" not in str(refused.value)
 

@@ -63,10 +63,10 @@ def one_process(folder: Path, n_slices: int) -> Iterator[LLM]:
 CASES = [(kind, n) for n in (2, 4) for kind in KINDS]
 
 
-def of_ranks(kept: int) -> pytest.MarkDecorator:
-    """Runs a test with one kind of model and number of ranks each time, and with all others at night."""
+def of_ranks(*kept: int) -> pytest.MarkDecorator:
+    """Runs a test with these kinds of models and numbers of ranks each time, and with all others at night."""
     return pytest.mark.parametrize(
-        ("folder", "n_ranks"), rest_nightly(CASES, kept=(kept,)), indirect=["folder"], ids=str
+        ("folder", "n_ranks"), rest_nightly(CASES, kept=kept), indirect=["folder"], ids=str
     )
 
 
@@ -95,7 +95,7 @@ def test_ranks_have_the_bits_of_one_process_that_keeps_all_pages(folder: Path, n
     assert metrics.preemptions_total > 0
 
 
-@of_ranks(CASES.index(("gemma4", 2)))
+@of_ranks()
 def test_window_pages_of_ranks_come_back_from_host_memory_and_after_a_restart_from_disk(
     folder: Path, n_ranks: int, tmp_path: Path
 ) -> None:

@@ -134,7 +134,11 @@ class CpuServer:
                 self.disk = StorageTier(host, store, self._root_key(checkpoint), copier.buffer, cost)
             self.host_tier = HostTier(self.cache, host, copier, disk=self.disk, load_policy=load_policy, cost=cost)
         self.scheduler = make_scheduler(
-            self.cache, host_tier=self.host_tier, max_num_seqs=max_rows, max_num_batched_tokens=budget
+            self.cache,
+            host_tier=self.host_tier,
+            loads_ahead=True,
+            max_num_seqs=max_rows,
+            max_num_batched_tokens=budget,
         )
         self.loop = assemble_loop(self.scheduler, self.executor, max_model_len=max_model_len)
         self.outputs: dict[int, Output] = {}

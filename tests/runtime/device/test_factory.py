@@ -408,6 +408,8 @@ def test_layers_with_windows_have_pages_of_their_own_on_both_devices(
     assert not caplog.records
     host = replace(plain, cache=CacheConfig(host_memory_bytes=1 << 24))
     assert resolve_config(host, mixed, H100).device_settings.has_window_pages
+    shared = replace(plain, cache=CacheConfig(host_memory_bytes=1 << 24, cache_url="s3://bucket/kv"))
+    assert resolve_config(shared, mixed, H100).device_settings.has_window_pages
     assert resolve_config(
         replace(plain, tenants=(TenantConfig("a"),)), mixed, H100
     ).device_settings.has_window_pages
@@ -417,7 +419,6 @@ def test_layers_with_windows_have_pages_of_their_own_on_both_devices(
     within = replace(plain, model=ModelConfig(device=device, max_model_len=16))
     assert not resolve_config(within, mixed, H100).device_settings.has_window_pages
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"cache": CacheConfig(host_memory_bytes=1 << 24, cache_url="s3://bucket/kv")}, "cache_url"),
         ({"tenants": (TenantConfig("a", max_page_share=0.5), TenantConfig("b"))}, "tenants have shares of pages"),
     ]
     with caplog.at_level(logging.INFO):
