@@ -89,8 +89,9 @@ class KeptAnswers:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[bytes, str], bytes] = OrderedDict()
-        """The tokens of answers by place and segment. By place and an empty text: the id of the request of the
-        latest answer, a zero character, and what stood before the answer in its segment."""
+        """The id of its request, a zero byte and the tokens of each answer, by place and segment. By place and an
+        empty text: the id of the request of the latest answer, a zero character, and what stood before the answer
+        in its segment."""
 
     @classmethod
     def create(cls, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> KeptAnswers | None:
@@ -161,7 +162,7 @@ class KeptAnswers:
             return False
         begun = header.rfind(_REASONING)
         with self._lock:
-            self._put(place, segment, header_tokens + tokens)
+            self._put(place, segment, turn.encode() + b"\0" + header_tokens + tokens)
             self._put(place, "", f"{turn}\0{header if begun < 0 else header[:begun]}".encode())
             while self.n_bytes > self._max_bytes:
                 (_, oldest), value = self._entries.popitem(last=False)
@@ -181,15 +182,18 @@ class KeptAnswers:
         return (place, "") in self._entries
 
     def _get(self, place: bytes, segment: str) -> tuple[bytes | None, str, str]:
-        """Returns the tokens of an answer, None if it is not kept, and of the latest answer there the id of its
-        request and the text before it."""
-        tokens = self._entries.get((place, segment))
-        if tokens is not None:
+        """Returns the tokens of an answer, None if it is not kept, the id of its request, or else of that of the
+        latest answer there, and the text before the latest one."""
+        entry = self._entries.get((place, segment))
+        if entry is not None:
             self._entries.move_to_end((place, segment))
         # The text before the answers comes after them, so that it is not dropped before them.
         self._entries.move_to_end((place, ""))
         turn, _, header = self._entries[place, ""].decode().partition("\0")
-        return tokens, turn, header
+        if entry is None:
+            return None, turn, header
+        own_turn, _, tokens = entry.partition(b"\0")
+        return tokens, own_turn.decode(), header
 
     def _put(self, place: bytes, segment: str, value: bytes) -> None:
         old = self._entries.pop((place, segment), None)

@@ -276,3 +276,15 @@ def test_answers_to_a_tenant_are_kept_for_it_alone() -> None:
     assert server.tokens(whole, "s", tenant="a") == ids(QUESTION) + answer != ids(whole)
     for tenant, salt in (("b", "s"), ("", "s"), ("a", ""), ("", "a"), ("", "as"), ("s", "a")):
         assert server.tokens(whole, salt, tenant=tenant) == ids(whole)
+
+
+def test_a_history_names_the_request_whose_answer_it_has() -> None:
+    """Several conversations begin alike: each goes on from its own answer, and a rewritten one from the latest."""
+    (eos,) = ids("<eos>")
+    server = Server()
+    for name, text in (("first", "one"), ("second", "two")):
+        keeper = asyncio.run(server.encoder("", "").conversation(QUESTION)).open_keeper(name)
+        assert keeper is not None
+        keeper.add(TokenDelta(0, 0, bytearray(pack_tokens([*ids(text), eos])), [], "stop", eos))
+    turns = [server.kept.look_up(f"{QUESTION}{text}<eos><user>", "", "").turn for text in ("one", "two", "three")]
+    assert turns == ["first", "second", "second"]

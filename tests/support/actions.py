@@ -283,7 +283,7 @@ class Actions:
         requests = [self.engine.requests[name] for name, ended in self.engine.ended.items() if ended.tokens]
         if requests:
             request = requests[which % len(requests)]
-            self.engine.pauses.end_turn(request, Turn(self.engine.pauses, "a", expected_s))
+            self.engine.pauses.end_turn(request, Turn(self.engine.pauses, True, "a", expected_s))
             self.engine.pauses.begin(BeginPause("", request.id))
             self.paused.append(request)
 
@@ -291,7 +291,8 @@ class Actions:
         """Adds a request that goes on from where a conversation pauses."""
         if self.paused:
             request = self.paused.pop(which % len(self.paused))
-            self.engine.pauses.follow(Submit("", b"", SamplingParams(), resumes=request.id), [request])
+            turn = self.engine.pauses.follow(Submit("", b"", SamplingParams(), resumes=request.id), [request])
+            turn.prompt_counted(request)
             sequence = unpack(bytes(request.tokens))
             self.known = [*self.known, sequence][-12:]
             options = dataclasses.replace(options, namespace=self.namespaces.index(request.namespace))

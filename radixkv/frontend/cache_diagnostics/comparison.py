@@ -33,6 +33,8 @@ def compare(earlier: Fingerprint, later: Fingerprint, n_cached: int, state_block
         n_cached: tokens of the later prompt that were not computed.
         state_block_tokens: the distance of states, from which alone a match goes on; 0 if it needs none.
     """
+    if earlier.parts.keys() != later.parts.keys():  # a request of another API
+        return Verdict("not_found")
     if earlier.namespace != later.namespace:
         return Verdict("unavailable")
     n_reusable, n_common = earlier.n_in_pages, earlier.n_common(later)

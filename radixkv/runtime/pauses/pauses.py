@@ -55,18 +55,32 @@ class _Pause:
     """How long it takes, as the client has said; None: that is learnt."""
 
 
+class _Return(NamedTuple):
+    """A request that goes on from an answer."""
+
+    name: str
+    pause_s: float
+    is_on_device: bool
+
+
 @dataclass(slots=True, eq=False)
 class Turn(Observer):
-    """A request from whose answer a later prompt may go on."""
+    """A request that goes on from an answer, or from whose answer a later prompt may go on."""
 
     pauses: Pauses
+    may_pause: bool
     session_id: str
     expected_s: float | None
     """How long the client will be away, as it has said; None: it has not."""
+    resumed: _Return | None = None
+
+    def prompt_counted(self, request: Request) -> None:
+        """Ends the pause: until now the request could be refused, or wait behind many others."""
+        self.pauses.resume(self, request.namespace)
 
     def ended(self, choices: Sequence[Request], *, is_prompt_computed: bool) -> None:
         """Keeps what the next prompt may begin with."""
-        if is_prompt_computed:
+        if is_prompt_computed and self.may_pause:
             self.pauses.end_turn(choices[0], self)
 
 
@@ -105,15 +119,31 @@ class Pauses(Returns):
         """Returns whether a request ends a pause, or may begin one. O(1)."""
         return message.may_pause or bool(message.resumes)
 
-    def follow(self, message: Submit, choices: Sequence[Request]) -> Turn | None:
-        """Ends the pause that a request goes on from, and all others of its session, and begins a turn if another
-        pause may follow. O(edges), with a session O(pauses)."""
-        if message.resumes:
-            self._resume(message.resumes)
-        if message.session_id:
-            self.close_session(choices[0].namespace, message.session_id)
-        begins = message.may_pause and message.reads_cache
-        return Turn(self, message.session_id, message.expected_pause_s) if begins else None
+    def follow(self, message: Submit, choices: Sequence[Request]) -> Turn:
+        """Begins a turn: it ends a pause once its prompt is computed, and another may follow it. O(edges)."""
+        may_pause = message.may_pause and message.reads_cache
+        turn = Turn(self, may_pause, message.session_id, message.expected_pause_s)
+        self._take_ended(message.resumes)  # a pause that has not begun yet has ended
+        pause = self._pauses.get(message.resumes)
+        if pause is not None and pause.namespace == choices[0].namespace:
+            (n_cached,) = self._cache.matches([(pause.namespace, pause.key)])
+            n_computed = len(pause.key) // TOKEN_BYTES - 1  # the last token has no KV yet
+            states = self._cache.tree.states
+            step = max(self._cache.page_size, 0 if states is None else states.block_tokens)
+            is_on_device = n_cached + step > n_computed
+            turn.resumed = _Return(message.resumes, self._clock() - pause.began_at, is_on_device)
+        return turn
+
+    def resume(self, turn: Turn, namespace: Namespace) -> None:
+        """Ends the pause that a turn goes on from, and all of its session. O(1), with a session O(pauses)."""
+        returned, turn.resumed = turn.resumed, None
+        if returned is not None and returned.name in self._pauses:
+            pause = self._take(returned.name)
+            self._times.add(pause.kind, returned.pause_s, has_returned=True)
+            self._n_returned += 1
+            self._n_on_device += returned.is_on_device
+        if turn.session_id:
+            self.close_session(namespace, turn.session_id)
 
     def close_session(self, namespace: Namespace, session_id: str) -> None:
         """Ends the pauses of a session, in which nobody goes on from there. O(pauses)."""
@@ -124,6 +154,7 @@ class Pauses(Returns):
     def end_turn(self, choice: Request, turn: Turn) -> None:
         """Keeps the tokens of an answer, until the frontend says that a prompt can go on from it. O(tokens)."""
         prompt = choice.namespace, bytes(choice.tokens)
+        self._take_ended(choice.id)
         self._ended[choice.id] = _Ended(choice.sender, prompt, turn)
         self._n_ended_bytes += len(prompt[1])
         while len(self._ended) > _MAX_ENDED or self._n_ended_bytes > MAX_PAUSED_BYTES:
@@ -134,6 +165,8 @@ class Pauses(Returns):
         ended = self._take_ended(message.request_id)
         if ended is not None and (turn := ended.turn).expected_s != 0:
             kind = ended.sender, tuple(sorted(set(message.tools)))
+            if message.request_id in self._pauses:
+                self._take(message.request_id)
             pause = _Pause(*ended.prompt, turn.session_id, kind, self._clock(), turn.expected_s)
             self._pauses[message.request_id] = pause
             self._n_paused_bytes += len(pause.key)
@@ -163,6 +196,8 @@ class Pauses(Returns):
         """Forgets all pauses, because the cache is emptied; what is learnt stays. O(pauses)."""
         for name in list(self._pauses):
             self._take(name)
+        self._ended.clear()
+        self._n_ended_bytes = 0
 
     def _take_ended(self, name: str) -> _Ended | None:
         ended = self._ended.pop(name, None)
@@ -175,17 +210,6 @@ class Pauses(Returns):
         self._n_paused_bytes -= len(pause.key)
         pause.key = b""
         return pause
-
-    def _resume(self, name: str) -> None:
-        if name not in self._pauses:
-            return
-        prompt = self._pauses[name].namespace, self._pauses[name].key
-        pause = self._take(name)
-        self._times.add(pause.kind, self._clock() - pause.began_at, has_returned=True)
-        self._n_returned += 1
-        (n_cached,) = self._cache.matches([prompt])
-        n_computed = len(prompt[1]) // TOKEN_BYTES - 1  # the last token has no KV yet
-        self._n_on_device += n_cached + self._cache.page_size > n_computed
 
     def _reorder(self, now: float) -> None:
         """Gives up what has paused for too long, and orders the rest."""

@@ -204,6 +204,8 @@ class LoadAhead:
             if max(cached.n_device, cached.n_host) >= len(prompt.key) // page_bytes * self._page_size:
                 return False
             brought = self._brought[prompt] = Brought()
+        if brought.fetched and cached.n_host < brought.fetched[-1][1]:
+            brought.fetched.clear()
         n_held = self._n_pages(one.fetched for one in self._brought.values())
         if not brought.may_fetch or n_held >= self._host_tier.host.n_pages // _MAX_HELD_PART:
             return False
@@ -226,6 +228,8 @@ class LoadAhead:
         if brought is not None and not brought.may_load:
             return False
         if brought is not None and brought.loaded and cached.n_device < brought.loaded[-1][1]:
+            brought.loaded.clear()  # it holds nothing any more
+            brought.may_load = False
             return False
         host_tier = self._host_tier
         is_loading = host_tier.find_load(prompt.namespace, prompt.key, cached.n_device) is not None

@@ -113,3 +113,12 @@ def test_a_history_that_is_rendered_otherwise_is_no_hit() -> None:
     for n_equal, outcome in ((40, "same"), (37, "same"), (35, "unavailable"), (3, "unavailable")):
         later = earlier._replace(messages=(1, 2), tokens=(*range(n_equal), *range(100, 160)))
         assert compare(earlier.fingerprint(), later.fingerprint(), n_equal, 0).outcome == outcome
+
+
+def test_a_request_of_another_api_is_not_found() -> None:
+    """It has other parts, so there is nothing to compare."""
+    ours = Asked("", (0, 0, 0), (1,), (1, 2, 3, 4)).fingerprint()
+    theirs = Fingerprint.of(
+        cache_salt="", parts={"model": 0}, messages=[], tokens=pack_tokens((1, 2, 3, 4)), page_size=PAGE_SIZE
+    )
+    assert compare(theirs, ours, 0, 0) == compare(ours, theirs, 0, 0) == Verdict("not_found")

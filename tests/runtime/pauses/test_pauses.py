@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from radixkv.runtime.pauses import pauses
+from radixkv.wire.messages import Failed
 from radixkv.wire.stats import PauseStats
 from support.loop_frontend import Frontend
 
@@ -197,3 +198,38 @@ def test_another_turn_of_a_session_ends_its_pauses(front: Frontend) -> None:
     assert stats(front).n_pauses == 1
     front.serve("back", numbered(300), resumes="first", session_id="chat")
     assert stats(front) == PauseStats(0, 0, 0, 0, 0)
+
+
+def test_a_refused_request_ends_no_pause() -> None:
+    front = Frontend(n_pages=N_PAGES, max_num_seqs=1, max_queued_requests=1)
+    paused = turn(front, "paused", numbered(300), "search")
+    front.submit("running", numbered(400), max_tokens=20)
+    front.turn(2)
+    front.submit("waiting", numbered(500))
+    front.submit("refused", [*paused, 1], resumes="paused")
+    assert isinstance(front.received["refused"].terminal, Failed)
+    assert stats(front).n_pauses == 1
+    front.run()
+    front.serve("again", [*paused, 1], resumes="paused")
+    assert (stats(front).n_pauses, stats(front).returns_total) == (0, 1)
+
+
+def test_a_prompt_that_overtakes_the_begin_of_the_pause_ends_it(front: Frontend) -> None:
+    prompt = numbered(300)
+    answer = front.serve("first", prompt, may_pause=True).tokens[0]
+    front.serve("back", [*prompt, *answer, 1], resumes="first")
+    front.begin_pause("first", "search")
+    assert stats(front).n_pauses == 0
+
+
+def test_nobody_ends_the_pause_of_another_salt(front: Frontend) -> None:
+    turn(front, "paused", numbered(300), "search")
+    front.serve("foreign", numbered(300, 30), salt="other", resumes="paused")
+    assert stats(front) == PauseStats(1, stats(front).n_spared_tokens, 0, 0, 0)
+
+
+def test_an_id_that_is_used_again_counts_once(front: Frontend) -> None:
+    for _ in range(3):
+        turn(front, "same", numbered(300), "search")
+    turn(front, "other", numbered(400), "search")
+    assert stats(front).n_pauses == 2
