@@ -11,11 +11,11 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable
-from random import Random
 from typing import Any, Self
 
-import token_workloads
 from result_lines import report, script_parser
+from state_hits import MESSAGE_END, workload
+from token_workloads import Phases
 
 from radixkv.lab.bench.environment import provenance
 from radixkv.runtime.assemble import open_scheduler
@@ -32,8 +32,6 @@ from radixkv.tree.node import Namespace
 from radixkv.wire.messages import pack_tokens
 
 PAGE_SIZE = 16
-MESSAGE_END = 2
-"""An id that the workloads do not use otherwise."""
 LIMITS = SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=2048, max_queued_requests=4096)
 
 
@@ -97,25 +95,7 @@ def main() -> None:
             report(arguments.output_file, case | line, provenance())
 
 
-def workload(name: str, scale: float) -> list[list[tuple[list[int], int]]]:
-    """Returns phases of prompts with the lengths of their answers. Each segment but few-shot's ends a message."""
-    count = {"fewshot": ("requests", 1024), "multiturn": ("sessions", 128), "agents": ("tasks", 64)}[name]
-    make_ids = token_workloads._ids
-
-    def segment(rng: Random, n: int) -> list[int]:
-        return [*make_ids(rng, n)[:-1], MESSAGE_END]
-
-    try:
-        if name != "fewshot":
-            token_workloads._ids = segment
-        return token_workloads.ALL[name](**{count[0]: max(1, round(count[1] * scale))})
-    finally:
-        token_workloads._ids = make_ids
-
-
-def replay(
-    phases: list[list[tuple[list[int], int]]], kind: type[Slabs], n_pages: int, window: int, pages_per_slab: int
-) -> dict[str, Any]:
+def replay(phases: Phases, kind: type[Slabs], n_pages: int, window: int, pages_per_slab: int) -> dict[str, Any]:
     """Returns what a pool finds and holds of a workload. The requests of a phase are sent together."""
     n_more = max_window_pages(window, LIMITS.max_num_batched_tokens, PAGE_SIZE)
     slabs = kind(pages_per_slab, n_pages // pages_per_slab, n_more)

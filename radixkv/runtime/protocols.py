@@ -2,10 +2,10 @@
 
 A branch is a feature in a folder of its own: ``tenants`` has a ``Queue``, ``Shares`` and ``PageQuotas`` (which is
 in ``cache/page_quotas.py``), ``beams`` a ``Continuation``, ``structured`` a ``Gate`` with its ``Constraint``,
-``tiers`` has ``Tiers``, ``drafts`` has ``Drafts``, ``headroom`` has ``Headroom``, ``lifetimes`` has ``Observer``;
-``events`` and ``reporting`` look on. Three modules hand the branches in: ``assemble``, ``open_loop``, and
-``process``, which publishes the events. The device is behind ``step/executor.py``. All other modules of the runtime
-are the trunk: they import no branch, and no branch another.
+``tiers`` has ``Tiers``, ``drafts`` has ``Drafts``, ``headroom`` has ``Headroom``, ``pauses`` has ``Returns``,
+``lifetimes`` has ``Observer``; ``events`` and ``reporting`` look on. Three modules hand the branches in:
+``assemble``, ``open_loop``, and ``process``, which publishes the events. The device is behind ``step/executor.py``.
+All other modules of the runtime are the trunk: they import no branch, and no branch another.
 """
 
 from __future__ import annotations

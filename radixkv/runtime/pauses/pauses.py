@@ -56,11 +56,13 @@ class _Pause:
 
 
 class _Return(NamedTuple):
-    """A request that goes on from an answer."""
+    """What was seen of a pause when the request arrived that goes on from it."""
 
     name: str
+    """Id of the request whose answer began the pause."""
     pause_s: float
     is_on_device: bool
+    """Whether all of the conversation was in the device's cache."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,13 +89,13 @@ class Turn(Observer):
 class Pauses(Returns):
     """Knows which conversations pause, and how soon they are expected back.
 
-    A pause begins when an answer has called tools or has been given to a user, and ends with the prompt that goes
-    on from it. Meanwhile the conversation counts as a prompt that will be looked up soon: evictions spare it, and
-    its pages may be brought back from lower tiers. Those pauses come first whose returns are most frequent in the
-    time that they are waited for.
+    A pause begins when an answer has called tools or has been given to a user, and ends when the prompt that goes
+    on from it is computed. Meanwhile the pages of the conversation are evicted after those of which nothing is
+    known, and before those that waiting requests need, and they may be brought back from lower tiers. Those pauses
+    come first whose returns are most frequent in the time that they are waited for.
 
-    Pages of which nothing is known go before. They are protected all the same: a pause is only spared if its rate
-    of returns is above what the pages evicted last were worth, and the longer those were unused, the less that is.
+    Pages of which nothing is known are protected all the same: a pause is only spared if its rate of returns is
+    above what the pages evicted last were worth, and the longer those were unused, the less that is.
 
     Args:
         cache: the page cache of the device.
