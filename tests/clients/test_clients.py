@@ -74,11 +74,10 @@ def test_tools_of_a_client(
     ("packages", "script"),
     [("openai-3", "diagnostics_by_openai.py"), ("anthropic-2", "diagnostics_by_anthropic.py")],
 )
-@pytest.mark.parametrize("marks", ["not nightly", pytest.param("nightly", marks=pytest.mark.nightly)])
-def test_diagnostics_of_a_client(
-    diagnosing_server: LiveServer, packages: str, script: str, marks: str, tmp_path: Path
-) -> None:
-    run_scripts(diagnosing_server, embedded_folder(), packages, [FOLDER / script], tmp_path, marks)
+@pytest.mark.nightly
+def test_diagnostics_of_a_client(diagnosing_server: LiveServer, packages: str, script: str, tmp_path: Path) -> None:
+    scripts, marks = [FOLDER / script], "nightly or not nightly"
+    run_scripts(diagnosing_server, embedded_folder(), packages, scripts, tmp_path, marks)
 
 
 def canary_of_embeddings(server: LiveServer) -> object:

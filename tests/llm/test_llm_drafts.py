@@ -71,7 +71,7 @@ PARAMS = [
 
 @pytest.mark.parametrize(
     ("engines", "params"),
-    rest_nightly(product(ENGINES, PARAMS), kept=(0, 2, 3, 5)),
+    rest_nightly(product(ENGINES, PARAMS), kept=(0, 2)),
     indirect=["engines"],
     scope="module",
 )
@@ -125,7 +125,7 @@ FORCED = [
     ("engines", "constrained"),
     rest_nightly(
         [*product(ENGINES[:1], CONSTRAINED), *product(ENGINES[1:2], FORCED), *product(ENGINES[1:], CONSTRAINED)],
-        kept=(5, 8),
+        kept=(8,),
     ),
     indirect=["engines"],
     scope="module",

@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 
 from radixkv import LLM, BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 from radixkv.checkpoints import resolve
+from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
 from support.device_support import HYBRIDS, load_oracle, random_ids
 
@@ -82,7 +83,9 @@ def chat(llm: LLM, params: SamplingParams, seed: int = 0, *, n_turns: int = 3, n
     return turns
 
 
-@pytest.mark.parametrize("n_left_out", [0, 30], ids=["repeats answers", "leaves reasoning out"])
+@pytest.mark.parametrize(
+    "n_left_out", rest_nightly([0, 30], kept=(0,)), ids=["repeats answers", "leaves reasoning out"]
+)
 def test_turns_that_repeat_answers_go_on_from_their_ends_with_the_bits_of_cold_ones(
     folder: Path, n_left_out: int
 ) -> None:
@@ -99,7 +102,7 @@ def test_turns_that_repeat_answers_go_on_from_their_ends_with_the_bits_of_cold_o
     assert [output.num_cached_tokens for _, output in warm] == [0, *ends[:-1]]
 
 
-@pytest.mark.parametrize("is_stopped", [False, True], ids=["length", "stop"])
+@pytest.mark.parametrize("is_stopped", rest_nightly([False, True], kept=(1,)), ids=["length", "stop"])
 def test_an_answer_that_ends_at_a_state_and_one_token_before_and_behind(folder: Path, is_stopped: bool) -> None:
     """The state is that of tokens that are known: steps that were launched before the end count for nothing."""
     prompt = [*text(100, 1), END, *text(50, 2), END, *text(2, 3)]

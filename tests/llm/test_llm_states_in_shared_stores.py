@@ -13,6 +13,7 @@ from radixkv import LLM, RequestOutput, SamplingParams
 from radixkv.runtime.tiers import open as open_module
 from radixkv.runtime.tiers.stores import shared_store as shared_store_module
 from radixkv.wire.stats import DiskStats, SharedStoreStats
+from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
 from support.device_support import HYBRIDS, random_ids
 from support.fake_objects import FakeObjects
@@ -129,7 +130,9 @@ def test_a_salt_or_another_dtype_finds_no_state(
         assert answers(llm, [CHAT], "a")[0].num_fetched_tokens == 0
 
 
-@pytest.mark.parametrize(("what", "is_deleted"), [("state", False), ("state", True), ("page", False)])
+@pytest.mark.parametrize(
+    ("what", "is_deleted"), rest_nightly([("state", False), ("state", True), ("page", False)], kept=(1,))
+)
 def test_a_prompt_goes_on_from_an_earlier_state_if_an_object_is_damaged_or_deleted(
     folder: Path,
     cold: list[Any],
@@ -156,7 +159,7 @@ def test_a_prompt_goes_on_from_an_earlier_state_if_an_object_is_damaged_or_delet
     assert objects.objects == written
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", rest_nightly([False, True], kept=(1,)))
 def test_a_store_that_fails_or_hangs_is_a_miss(
     folder: Path,
     cold: list[Any],

@@ -185,7 +185,7 @@ def test_one_token_more_or_less_than_a_page_and_the_whole_prompt_again(folder: P
     "settings",
     [
         {"max_total_tokens": 528},
-        {"max_num_batched_tokens": 79, "page_size": 8},
+        pytest.param({"max_num_batched_tokens": 79, "page_size": 8}, marks=pytest.mark.nightly),
         pytest.param(
             {
                 "max_total_tokens": 336,

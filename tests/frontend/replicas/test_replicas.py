@@ -33,6 +33,7 @@ from radixkv.settings.tenants import OPERATOR
 from radixkv.wire.messages import Submit, pack_tokens
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
+from support.cases import covering
 from support.live import children
 from support.running_site import make_app
 from support.scripted_process import ENDLESS, ENGINE, NOWHERE, answer, changed, command, run
@@ -232,8 +233,7 @@ def test_a_server_that_drains_refuses_requests_and_still_shows_its_counters() ->
     run(test)
 
 
-@pytest.mark.parametrize("n_read", [6, 3])
-@pytest.mark.parametrize("is_one", [False, True])
+@pytest.mark.parametrize(("is_one", "n_read"), covering([False, True], [6, 3]))
 def test_a_server_that_drains_takes_the_rest_of_what_has_begun(is_one: bool, n_read: int) -> None:
     """It is not idle between two prompts of a request, and is when the reader leaves."""
 

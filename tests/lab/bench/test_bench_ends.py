@@ -10,6 +10,7 @@ import time
 import pytest
 
 from support.bench_command import COMMAND, SMALL
+from support.cases import rest_nightly
 from support.json_lines import read_lines, write_lines
 from support.live import LIMIT_S, complaints
 
@@ -51,7 +52,7 @@ def interrupted(fake, number, n_requests, *flags):
     return output, errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", rest_nightly([signal.SIGINT, signal.SIGTERM], kept=(0,)))
 def test_ctrl_c_during_warm_up_ends_the_run_without_a_result(fake, number):
     fake.stall = 30.0
     output, errors = interrupted(fake, number, 1)
@@ -60,7 +61,7 @@ def test_ctrl_c_during_warm_up_ends_the_run_without_a_result(fake, number):
     fake.opens_at = 0.0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", rest_nightly([signal.SIGINT, signal.SIGTERM], kept=(1,)))
 def test_ctrl_c_saves_the_partial_result(fake, tmp_path, number):
     fake.hangs_at = 4
     path = tmp_path / "lines.jsonl"

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ MODELS |= {
 }
 """Small checkpoints with heads of a size that GPUs compute; most have 4 heads and 2 KV heads."""
 QUANTIZED = ("fp8 channels", "fp8 blocks 128", "awq 32")
+WITH_EVERY_CHANGE = {("grouped", 4), ("gpt-oss", 2), ("gemma4-moe", 2), ("fp8 blocks 128", 2), ("awq 32", 2)}
+"""The other cases run only at night."""
 
 
 def planned(folder: Path, model: str | Path, *flags: str) -> Any:
@@ -48,7 +51,10 @@ def planned(folder: Path, model: str | Path, *flags: str) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "n_ranks"),
-    [("tiny", 2), *((name, n) for name in MODELS for n in (2, 4)), *((name, 2) for name in QUANTIZED)],
+    [
+        pytest.param(name, n, marks=[] if (name, n) in WITH_EVERY_CHANGE else pytest.mark.nightly)
+        for name, n in [("tiny", 2), *product(MODELS, (2, 4)), *product(QUANTIZED, (2,))]
+    ],
 )
 def test_bytes_are_those_that_each_rank_holds(tmp_path: Path, name: str, n_ranks: int) -> None:
     model: str | Path = name

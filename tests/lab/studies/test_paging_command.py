@@ -137,6 +137,7 @@ def test_the_command_names_the_workloads_of_the_study() -> None:
     assert tuple(study_workloads.WORKLOADS) == paging.WORKLOADS
 
 
+@pytest.mark.nightly
 def test_runs_on_one_core_print_the_same_and_do_not_import_torch(capsys: pytest.CaptureFixture[str]) -> None:
     script = (
         "import os, sys\n"

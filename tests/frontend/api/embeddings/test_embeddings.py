@@ -209,7 +209,7 @@ def test_sigterm_lets_a_request_of_many_steps_end(folder: Path, tmp_path: Path) 
             if request is not None:
                 os.kill(live.runtime_pid, signal.SIGCONT)
             n_prompts, n_computed = 2 * n_prompts, live.metric("prompt_tokens_total")
-            given = [[n % 250] * 200 for n in range(n_prompts)]
+            given = [[n % 250] * 60 for n in range(n_prompts)]
             request = threads.submit(
                 httpx.post, f"{live.base_url}/v1/embeddings", json={"input": given}, timeout=LIMIT_S
             )
