@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from math import lcm
@@ -10,6 +10,7 @@ from math import lcm
 from radixkv.errors import InvariantError
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, State, require_open, upwards, walk
+from radixkv.tree.slot_quotas import SlotQuotas
 
 BLOCK_TOKENS = 64
 """Positions of states are multiples of it, because kernels compute so many tokens of a recurrent layer together."""
@@ -55,12 +56,7 @@ class NodeStates:
         """The slots of states that are at no node yet."""
         self._held: set[State] = set()
         """Those that have left the tree and are held."""
-        self._groups: dict[int, str] = {}
-        """The group of the namespace that has each taken slot."""
-        self._n_of: Counter[str] = Counter()
-        """How many slots each group has."""
-        self._floors: Mapping[str, int] = {}
-        self._caps: Mapping[str, int] = {}
+        self._quotas = SlotQuotas()
         self.on_left: Callable[[State], None] = lambda state: None
         """Is called with each state that leaves the tree, once its slot is free."""
 
@@ -76,12 +72,12 @@ class NodeStates:
         Only a group's own states are evicted while it has no more slots than its floor, and for a group that has as
         many as its cap. The sum of the floors must be at most ``n_slots``. Groups that are not named have neither.
         """
-        self._floors, self._caps = floors, caps
+        self._quotas.divide(floors, caps)
 
     def n_slots_of(self, group: str) -> int:
         """Returns how many slots the namespaces of a group have. O(states that have left)."""
         self.take_left()
-        return self._n_of[group]
+        return self._quotas.n_of(group)
 
     @property
     def n_free(self) -> int:
@@ -289,15 +285,7 @@ class NodeStates:
         self.take_left()
         computed = self._by_use.keys() | self._proven.keys()
         states = list(self)
-        n_of = Counter(self._groups.values())
-        if n_of != self._n_of or len(self._free) + n_of.total() != self.n_slots:
-            raise InvariantError(f"groups have {n_of} slots of states, and {self._n_of} were counted")
-        if any(
-            state.node is not None and state.node.namespace.group != self._groups[state.slot] for state in states
-        ):
-            raise InvariantError("the slot of a state is counted for another group")
-        if any(n_of[group] > cap for group, cap in self._caps.items()):
-            raise InvariantError(f"groups have {n_of} slots of states, more than their caps {self._caps}")
+        self._quotas.check(self.n_slots - len(self._free), states)
         slots = sorted([*self._free, *self._reserved, *(state.slot for state in (*states, *self._held))])
         if slots != list(range(self.n_slots)):
             raise InvariantError(
@@ -356,29 +344,18 @@ class NodeStates:
         """Takes a slot, of another state if none is free or the group is at its cap."""
         self.take_left()
         group = namespace.group
-        n_of, floors, cap = self._n_of, self._floors, self._caps.get(group)
-        if cap is not None and n_of[group] >= cap:
+        quotas = self._quotas
+        if not self._free or quotas.is_at_cap(group):
             self.evict(
                 spares_proven=spares_proven,
-                may_evict=lambda state: self._groups[state.slot] == group and may_evict(state),
+                may_evict=lambda state: quotas.may_take(group, state.slot) and may_evict(state),
             )
-            if n_of[group] >= cap:
+            if not self._free or quotas.is_at_cap(group):
                 return None
-        elif not self._free:
-            self.evict(
-                spares_proven=spares_proven,
-                may_evict=lambda state: (
-                    ((owner := self._groups[state.slot]) == group or n_of[owner] > floors.get(owner, 0))
-                    and may_evict(state)
-                ),
-            )
-        if not self._free:
-            return None
         slot = self._free.pop()
-        self._groups[slot] = group
-        n_of[group] += 1
+        quotas.take(slot, group)
         return slot
 
     def _free_slot(self, slot: int) -> None:
         self._free.append(slot)
-        self._n_of[self._groups.pop(slot)] -= 1
+        self._quotas.give_back(slot)

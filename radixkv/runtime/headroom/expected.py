@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable
-from itertools import accumulate
-from operator import mul, sub
+from operator import attrgetter
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
@@ -19,6 +21,8 @@ FULL_ROWS = 208
 """Rows from which a step gains little by more of them: a GPU computes about so many tokens in the time in which it
 reads the weights (an H200: 206 by its data sheet, 191 measured with an 8B model in bfloat16)."""
 _GOLDEN_RATIO = 0.6180339887498949
+_FIRST_CAPACITY = 256
+"""Ends for which there is memory at first."""
 
 
 class _End(NamedTuple):
@@ -29,6 +33,9 @@ class _End(NamedTuple):
     n_offset: int
     """Tokens whose pages come free with it, less the number of the step in which it ends."""
     request: Request
+
+
+_STEP = attrgetter("step")
 
 
 class ExpectedHeadroom(Headroom):
@@ -57,9 +64,9 @@ class ExpectedHeadroom(Headroom):
         self._lengths = AnswerLengths()
         self._ends: list[_End] = []
         """Of running answers, ascending."""
-        self._steps: list[int] = []
-        self._offsets: list[int] = []
-        """``step`` and ``n_offset`` of each of the ends, in lists of their own, over which C loops."""
+        self._steps: npt.NDArray[np.int64] = np.zeros(_FIRST_CAPACITY, np.int64)
+        self._offsets: npt.NDArray[np.int64] = np.zeros(_FIRST_CAPACITY, np.int64)
+        """``step`` and ``n_offset`` of each of the ends, int64, at the beginning of arrays that may be longer."""
         self._end_of: dict[Request, _End] = {}
         self._unknown: dict[Request, None] = {}
         """Running answers whose ends are unknown; that which was tried last comes last."""
@@ -85,7 +92,10 @@ class ExpectedHeadroom(Headroom):
         end = self._end_of.pop(request, None)
         if end is not None:
             index = bisect_left(self._ends, end)
-            del self._ends[index], self._steps[index], self._offsets[index]
+            del self._ends[index]
+            n_ends = len(self._ends)
+            for values in (self._steps, self._offsets):
+                values[index:n_ends] = values[index + 1 : n_ends + 1]
 
     def ended(self, request: Request) -> None:
         """Learns how long an answer was. Costs what ``AnswerLengths.add`` does."""
@@ -117,10 +127,14 @@ class ExpectedHeadroom(Headroom):
         # At the end after k others, n - k answers have grown for ``step - now`` steps, and the k have given back
         # ``n_offset + now`` tokens each. So they need (n - k) * step - (sum of the k offsets) - n * now.
         last = now + n_steps
-        n_ended = bisect_left(self._steps, last)
-        sums = list(accumulate(self._offsets[:n_ended], initial=0))
-        needs = map(sub, map(mul, range(n_rows, n_rows - n_ended, -1), self._steps), sums)
-        return max(0, max(needs, default=0) - n_rows * now, (n_rows - n_ended) * last - sums[-1] - n_rows * now)
+        n_ended = bisect_left(self._ends, last, key=_STEP)
+        n_most = (n_rows - n_ended) * last
+        if n_ended:
+            offsets = self._offsets[:n_ended]
+            sums = offsets.cumsum()
+            needs = self._steps[:n_ended] * np.arange(n_rows, n_rows - n_ended, -1) - (sums - offsets)
+            n_most = max(n_most - int(sums[-1]), int(needs.max()))
+        return max(0, n_most - n_rows * now)
 
     def _n_unknown_pages(self) -> int:
         n_pages = self._cache.pages_for(len(self._unknown) * self._n_unknown_tokens)
@@ -137,12 +151,16 @@ class ExpectedHeadroom(Headroom):
         self._end_of[request] = end
         index = bisect_left(self._ends, end)
         self._ends.insert(index, end)
-        self._steps.insert(index, end.step)
-        self._offsets.insert(index, end.n_offset)
+        n_ends = len(self._ends)
+        if n_ends > len(self._steps):
+            self._steps, self._offsets = (np.resize(one, 2 * n_ends) for one in (self._steps, self._offsets))
+        for values, value in ((self._steps, end.step), (self._offsets, end.n_offset)):
+            values[index + 1 : n_ends] = values[index : n_ends - 1]
+            values[index] = value
 
     def _foresee_again(self) -> None:
         """Foresees the ends of those that should have ended, and of one whose end was unknown."""
-        late = [end.request for end in self._ends[: bisect_right(self._steps, self._step)]]
+        late = [end.request for end in self._ends[: bisect_right(self._ends, self._step, key=_STEP)]]
         for request in (*late, *([next(iter(self._unknown))] if self._unknown else ())):
             self.stopped(request)
             self._foresee(request)
