@@ -20,9 +20,11 @@ from radixkv.frontend.in_flight import TokenDelta, is_slow_to_render, without_ou
 from radixkv.frontend.miss_report import miss_fields
 from radixkv.frontend.request_group import RequestGroup
 from radixkv.frontend.served_model import ServedModel
+from radixkv.frontend.stored_prompts import stored_fields, until_stored
 from radixkv.generation.logprobs import RenderedT, TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
+from radixkv.wire.cache_messages import Stored
 from radixkv.wire.messages import ComputedPrompt, Submit, TokenLogprobs
 
 
@@ -39,6 +41,7 @@ class PromptAnswers(Generic[RenderedT]):
         repeats_partial: whether a choice's text begins with the character that is incomplete at the end of the
             prompt's.
         generates: False leaves out the token that had to be generated, because only the prompt is wanted.
+        is_for_cache: whether it is wanted for the cache: the response comes once all tiers have it.
     """
 
     def __init__(
@@ -51,8 +54,13 @@ class PromptAnswers(Generic[RenderedT]):
         first_offset: int | None = None,
         repeats_partial: bool = False,
         generates: bool = True,
+        is_for_cache: bool = False,
     ) -> None:
         self.prompt = prompt
+        self.waits_for_tiers = is_for_cache and prompt.reads_cache and model.ready.n_host_slots is not None
+        """Whether the response comes once all tiers have the prompt."""
+        self.stored: Stored | None = None
+        """What they have of it, once they were waited for."""
         self.n_prompt = len(prompt.tokens) // 4
         """Tokens of the prompt."""
         self.computed: ComputedPrompt | None = None
@@ -146,6 +154,8 @@ class Answers(Generic[RenderedT]):
     ) -> AsyncGenerator[tuple[TokenDelta, OutputDelta[RenderedT]], None]:
         """Yields each delta with its output. The last delta of a prompt is yielded even if its output is empty.
 
+        Ends once prompts that were wanted for the cache are in all tiers.
+
         Raises ``RequestError``; closing it cancels the request.
 
         Args:
@@ -160,6 +170,9 @@ class Answers(Generic[RenderedT]):
                     output = await asyncio.to_thread(absorb, delta) if is_slow_to_render(delta) else absorb(delta)
                     self._prompts[delta.prompt].note_end(group, delta, output)
                     yield delta, output
+        for each in self._prompts:
+            if each.waits_for_tiers:
+                each.stored = await until_stored(self._client, each.prompt, self._arrived.tenant)
 
     def write_directly(self, sink: PartSink, render: Callable[[TokenDelta, OutputDelta[RenderedT]], bytes]) -> None:
         """From now on writes output as it arrives, where that is quick, and ``deltas_and_outputs`` yields the rest.
@@ -221,7 +234,10 @@ class SingleAnswer(PromptAnswers[None]):
     def __init__(
         self, chat: Chat, prompt: ChatPrompt, client: EngineClient, served_model: ServedModel, arrived: Arrival
     ) -> None:
-        super().__init__(prompt.submit, served_model, chat=prompt, generates=prompt.generates)
+        super().__init__(
+            prompt.submit, served_model, chat=prompt, generates=prompt.generates, is_for_cache=not prompt.generates
+        )
+        self._ready = served_model.ready
         self.id = prompt.submit.id
         """Identifies the request, also in the log; of hexadecimal digits."""
         self.ends_with_context = prompt.ends_with_context
@@ -260,6 +276,11 @@ class SingleAnswer(PromptAnswers[None]):
             return 0
         n_whole = self.n_prompt // self._page_size * self._page_size
         return min(self.computed.cache_use.n_added, max(0, n_whole - self.n_cached))
+
+    @property
+    def stored_fields(self) -> dict[str, dict[str, int]]:
+        """What the usage says of the tiers that have the prompt; nothing if it is not only for the cache."""
+        return stored_fields([self.stored], self._ready)
 
     async def nonempty_outputs(self, *, streams: bool) -> AsyncGenerator[OutputDelta[None], None]:
         """Yields the output as it arrives. Raises ``RequestError``; closing it cancels the request.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from radixkv.errors import ContextLengthExceeded, InvalidRequest, UnsupportedFeature, context_length_exceeded
+from radixkv.errors import ContextLengthExceeded, InvalidRequest, context_length_exceeded
 from radixkv.frontend.field_names import naming_fields
 from radixkv.frontend.kept_answers import AnswerKeeper
 from radixkv.frontend.prompt_encoding import EncodedConversation, PromptEncoder
@@ -143,7 +143,7 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
         if chat.generates:
             sampling = request_sampling_params(chat.sampling, chat.max_tokens, served_model)
         else:
-            _check_caching(served_model)
+            served_model.check_caches("prewarm")
             sampling = SamplingParams(max_tokens=max_tokens_of_prompt_only(None))
     text = await _text(chat, tools, served_model)
     if chat.generates:
@@ -234,15 +234,6 @@ async def _text(chat: Chat, tools: ToolUse, served_model: ServedModel) -> str:
             with contextlib.suppress(BudgetExceeded):
                 return render(budget=OperationBudget(_MAX_INLINE_OPERATIONS, _MAX_INLINE_S))
         return await served_model.one_at_a_time.run(render)
-
-
-def _check_caching(served_model: ServedModel) -> None:
-    if not served_model.caches_prompts:
-        raise UnsupportedFeature(
-            "a prompt cannot be computed for the cache by a server that caches none; start it without "
-            "--no-enable-prefix-caching",
-            param="prewarm",
-        )
 
 
 def _check_count(n_messages: int, limit: int) -> None:

@@ -31,6 +31,7 @@ from radixkv.wire.cache_messages import (
     Explained,
     Flush,
     Flushed,
+    GetStored,
     Invalidate,
     Invalidated,
     Match,
@@ -40,6 +41,7 @@ from radixkv.wire.cache_messages import (
     Pin,
     Pinned,
     SessionClosed,
+    Stored,
     Tier,
 )
 from radixkv.wire.messages import (
@@ -247,6 +249,10 @@ class RuntimeClient:
     async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
         """See ``EngineClient.match``."""
         return await self._query(Match(uuid.uuid4().hex, tuple(prompts), cache_salt, tenant), Matched)
+
+    async def stored(self, tokens: bytes, cache_salt: str, *, tenant: str) -> Stored:
+        """See ``EngineClient.stored``."""
+        return await self._query(GetStored(uuid.uuid4().hex, tokens, cache_salt, tenant), Stored)
 
     async def outline(self, *, contents: bool) -> Outlined:
         """See ``EngineClient.outline``."""

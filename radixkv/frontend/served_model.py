@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from radixkv.errors import InvalidRequest
+from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.frontend.batch_tokenizer import BatchTokenizer
 from radixkv.frontend.http.errors import ModelNotFound
 from radixkv.frontend.kept_answers import KeptAnswers
@@ -113,6 +113,15 @@ class ServedModel(GenerationModel):
         if name is not None and name not in self.names:
             others = f", also under the names {', '.join(map(repr, self.other_names))}" if self.other_names else ""
             raise ModelNotFound(f"this server serves the model {self.name!r} only{others}", param="model")
+
+    def check_caches(self, field: str) -> None:
+        """Raises ``UnsupportedFeature``, which names ``field``, if prompts cannot be computed for the cache."""
+        if not self.caches_prompts:
+            raise UnsupportedFeature(
+                "a prompt cannot be computed for the cache by a server that caches none; start it without "
+                "--no-enable-prefix-caching",
+                param=field,
+            )
 
     def check_request(self, priority: int | None, cache_salt: str | None, session_id: str | None) -> None:
         """Raises ``InvalidRequest`` for a ``priority`` that clients may not have, or a text that is too long."""

@@ -200,8 +200,8 @@ class Loop:
     def receive(self, message: Submit | Cancel | CacheCommand | GetStats | Drain) -> list[FromRuntime]:
         """Takes a message; returns its immediate answers.
 
-        O(tokens) for ``Submit``, ``Explain``, ``Match`` and ``Pin``; O(pages) for ``Flush``, ``Invalidate`` and
-        ``CloseSession``; about a millisecond or two for ``Outline``.
+        O(tokens) for ``Submit``, ``Explain``, ``Match``, ``GetStored`` and ``Pin``; O(pages) for ``Flush``,
+        ``Invalidate`` and ``CloseSession``; about a millisecond or two for ``Outline``.
         """
         match message:
             case Submit():

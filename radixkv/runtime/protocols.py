@@ -288,6 +288,15 @@ class TierHits(NamedTuple):
     """Tokens that the disk tier has beyond device and host tier, with the last one."""
 
 
+class StoredPrefix(NamedTuple):
+    """How much of a prompt has reached the tiers behind the device, in tokens of whole pages from its start."""
+
+    n_in_host: int = 0
+    n_on_disk: int = 0
+    is_storing: bool = False
+    """Whether the next page of either tier is offered or on its way."""
+
+
 class TierChanges(NamedTuple):
     """What a tier gets and loses."""
 
@@ -590,6 +599,10 @@ class Tiers:
     def find(self, namespace: Namespace, tokens: bytes) -> TierHits:
         """Returns what the tiers have of a prompt beyond the device. Changes nothing. O(tokens)."""
         return TierHits()
+
+    def stored(self, namespace: Namespace, tokens: bytes) -> StoredPrefix:
+        """Returns how much of a prompt has reached each tier. Changes nothing. O(tokens)."""
+        return StoredPrefix()
 
     def flush(self) -> None:
         """Empties the tiers."""

@@ -20,7 +20,9 @@ MAX_BYTES = 1 << 60
 MAX_SECONDS = 1e9
 """Longest time, in seconds or milliseconds: timers take no longer one."""
 _CACHE_URL = re.compile(
-    r"(s3://[A-Za-z0-9._-]+|mooncake://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})(/[^?#@\s]*)?", re.ASCII
+    r"file:///[^?#@\s]+|"
+    r"(s3://[A-Za-z0-9._-]+|mooncake://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})(/[^?#@\s]*)?",
+    re.ASCII,
 )
 _API_KEY_PATTERN = re.compile(rf"[!-~]{{1,{MAX_KEY_CHARACTERS}}}")
 
@@ -120,4 +122,4 @@ def check_cache_url(name: str, url: object) -> None:
     """Refuses what is no store that servers share. The error does not contain a password."""
     if not (isinstance(url, str) and _CACHE_URL.fullmatch(url)):
         what = "has a user or password (S3: use AWS_*)" if "@" in str(url) else f"{shortened(url)} is no store"
-        raise ConfigError(f"{name} {what}; use s3://BUCKET/PREFIX or mooncake://HOST:PORT")
+        raise ConfigError(f"{name} {what}; use s3://BUCKET/PREFIX, mooncake://HOST:PORT or file:///FOLDER")

@@ -42,6 +42,16 @@ class Match(msgspec.Struct, frozen=True, tag=True):
     """A tenant is told its own load, the operator that of all."""
 
 
+class GetStored(msgspec.Struct, frozen=True, tag=True):
+    """Asks how much of a prompt the tiers below the device have by now. Answered by ``Stored``; changes nothing."""
+
+    id: str
+    tokens: bytes
+    """The prompt, as little-endian int32 ids."""
+    cache_salt: str = ""
+    tenant: str = ""
+
+
 class Outline(msgspec.Struct, frozen=True, tag=True):
     """Asks for the largest nodes of each tier's tree. Answered by ``Outlined``; changes nothing."""
 
@@ -192,6 +202,17 @@ class Matched(msgspec.Struct, frozen=True, tag=True):
     n_pages_evictable: int | None
 
 
+class Stored(msgspec.Struct, frozen=True, tag=True):
+    """The answer to ``GetStored``: leading tokens of the prompt, in whole pages, with states up to one of them."""
+
+    id: str
+    n_in_host: int
+    n_on_disk: int
+    """What the disk tier or shared store is known to have."""
+    is_storing: bool
+    """Whether the next page of either is offered or on its way."""
+
+
 class TreeNode(msgspec.Struct, frozen=True, array_like=True):
     """A node of a tier's tree: a run of pages that continues its parent's run."""
 
@@ -283,7 +304,11 @@ class PauseBegun(msgspec.Struct, frozen=True, tag=True):
     id: str
 
 
-CacheCommand: TypeAlias = Flush | Invalidate | CloseSession | Explain | Match | Outline | Pin | BeginPause
+CacheCommand: TypeAlias = (
+    Flush | Invalidate | CloseSession | Explain | Match | GetStored | Outline | Pin | BeginPause
+)
 """What the frontend asks of the cache."""
-CacheReply: TypeAlias = Flushed | Invalidated | SessionClosed | Explained | Matched | Outlined | Pinned | PauseBegun
+CacheReply: TypeAlias = (
+    Flushed | Invalidated | SessionClosed | Explained | Matched | Stored | Outlined | Pinned | PauseBegun
+)
 """The answer to a ``CacheCommand``, unless it is ``Failed``."""

@@ -153,7 +153,7 @@ engines = st.builds(
     | st.builds(
         CacheConfig,
         host_memory_bytes=positive,
-        cache_url=st.sampled_from(["s3://bucket", "s3://bucket/a/b", "mooncake://[::1]:50051/x"]),
+        cache_url=st.sampled_from(["s3://bucket", "s3://bucket/a/b", "mooncake://[::1]:50051/x", "file:///a/b"]),
     ),
     scheduler=st.builds(
         SchedulerConfig,
@@ -266,6 +266,8 @@ def test_a_model_that_is_given_twice_is_refused(capsys, flag):
         (("--host-memory", "1GiB", "--cache-url", "redis://kv:1"), ["'redis://kv:1'", "mooncake://"]),
         (("--host-memory", "1GiB", "--cache-url", "/tmp/kv"), ["'/tmp/kv'", "s3://BUCKET/PREFIX"]),
         (("--host-memory", "1GiB", "--cache-url", "s3:///kv"), ["'s3:///kv'"]),
+        (("--host-memory", "1GiB", "--cache-url", "file://host/kv"), ["'file://host/kv'", "file:///FOLDER"]),
+        (("--host-memory", "1GiB", "--cache-url", "file:///"), ["'file:///'"]),
         (("--host-memory", "1GiB", "--cache-url", "mooncake://host"), ["'mooncake://host'", "HOST:PORT"]),
         (("--host-memory", "1GiB", "--cache-url", "mooncake://host:x"), ["cache_url", "HOST:PORT"]),
         (("--host-memory", "1GiB", "--cache-url", "s3://kv?region=x"), ["'s3://kv?region=x'"]),

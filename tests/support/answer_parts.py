@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from hypothesis import strategies as st
@@ -57,6 +58,7 @@ class ScriptedAnswer:
     id = "0f"
     ends_with_context = False
     n_prompt, n_cached, n_written, n_output, n_reasoning = 40, 16, 16, 7, 3
+    stored_fields: Mapping[str, dict[str, int]] = MappingProxyType({})
 
     def __init__(self, deltas: Sequence[OutputDelta[None]], error: RequestError | None = None) -> None:
         self._deltas = deltas

@@ -26,6 +26,7 @@ from radixkv.wire.cache_messages import (
     Explained,
     Flush,
     Flushed,
+    GetStored,
     Invalidate,
     Invalidated,
     Match,
@@ -36,6 +37,7 @@ from radixkv.wire.cache_messages import (
     Pin,
     Pinned,
     SessionClosed,
+    Stored,
     TierMatch,
     TierOutline,
     TreeNode,
@@ -259,6 +261,7 @@ class ScriptedLoop:
         | CloseSession
         | Explain
         | Match
+        | GetStored
         | Outline
         | Pin
         | BeginPause
@@ -308,6 +311,9 @@ class ScriptedLoop:
                     TierMatch(n, *(0 if self.is_empty else n // part for part in (2, 4, 8))) for n in lengths
                 )
                 return [Matched(message.id, found, len(self.running), 7, 32, 16)]
+            case GetStored():
+                n_whole = len(message.tokens) // 4 // 16 * 16
+                return [Stored(message.id, n_whole, 0 if self.disk is None else n_whole, is_storing=False)]
             case Outline():
                 self.outlined.append(message)
                 tokens = pack_tokens([67, 72]) if message.contents else b""

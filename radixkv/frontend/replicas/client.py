@@ -27,6 +27,7 @@ from radixkv.wire.cache_messages import (
     Outlined,
     Pinned,
     SessionClosed,
+    Stored,
     Tier,
 )
 from radixkv.wire.messages import Submit
@@ -201,6 +202,11 @@ class ReplicasClient:
         """See ``EngineClient.match``; for each prompt, what that replica has which has the most of it."""
         replies = await self._ask(lambda replica: replica.match(prompts, cache_salt, tenant=tenant))
         return best_match(list(replies.values()))
+
+    async def stored(self, tokens: bytes, cache_salt: str, *, tenant: str) -> Stored:
+        """See ``EngineClient.stored``; of one that still stores, or the replica that has stored the most."""
+        replies = await self._ask(lambda replica: replica.stored(tokens, cache_salt, tenant=tenant))
+        return max(replies.values(), key=lambda one: (one.is_storing, one.n_on_disk, one.n_in_host))
 
     async def outline(self, *, contents: bool) -> Outlined:
         """See ``EngineClient.outline``; the trees of all replicas that are up."""

@@ -26,12 +26,14 @@ from radixkv.wire.cache_messages import (
     Explained,
     Flush,
     Flushed,
+    GetStored,
     Invalidate,
     Invalidated,
     Match,
     Matched,
     Outline,
     Outlined,
+    Stored,
     Tier,
     TierMatch,
     TierOutline,
@@ -84,6 +86,7 @@ class CacheCommands:
             Invalidate: self._invalidate,
             Explain: self._explain,
             Match: self._match,
+            GetStored: self._stored,
             Outline: self._outline,
             **others,
         }
@@ -91,7 +94,8 @@ class CacheCommands:
     def run(self, message: CacheCommand) -> CacheReply | Failed:
         """Carries out a message; returns its answer.
 
-        O(tokens) for ``Explain``, ``Match`` and ``Pin``, O(``MAX_VISITED_NODES``) for ``Outline``, else O(pages).
+        O(tokens) for ``Explain``, ``Match``, ``GetStored`` and ``Pin``, O(``MAX_VISITED_NODES``) for ``Outline``,
+        else O(pages).
         """
         try:
             return self._handlers[type(message)](message)
@@ -172,6 +176,10 @@ class CacheCommands:
             n_pages_free=self._cache.n_free if is_operator else None,
             n_pages_evictable=self._cache.n_available - self._cache.n_free if is_operator else None,
         )
+
+    def _stored(self, message: GetStored) -> Stored:
+        self._intake.check_prompt(message.tokens)
+        return Stored(message.id, *self._tiers.stored(self._intake.namespace(message), message.tokens))
 
     def _outline(self, message: Outline) -> Outlined:
         device, contents = self._cache.tree, message.contents

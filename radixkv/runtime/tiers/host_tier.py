@@ -11,6 +11,7 @@ from typing import NamedTuple
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.finished import wait_readable
+from radixkv.runtime.protocols import StoredPrefix
 from radixkv.runtime.step.page_copier import PageCopier
 from radixkv.runtime.tiers.copied_states import CopiedStates, StatePlace, copied_states
 from radixkv.runtime.tiers.load_cost import LoadCost
@@ -141,6 +142,18 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         if self.disk is None:
             return cached
         return cached._replace(n_disk=self.disk.n_fetchable(namespace, tokens, cached.n_host))
+
+    def stored(self, namespace: Namespace, tokens: bytes) -> StoredPrefix:
+        """Returns how much of a prompt host tier and disk tier have, each from its start.
+
+        Changes nothing. O(tokens + stores and offers).
+        """
+        (n_host,) = self.host.matches([(namespace, tokens)])
+        is_storing = self.is_storing(namespace, tokens, n_host)
+        if self.disk is None:
+            return StoredPrefix(n_host, is_storing=is_storing)
+        n_disk = self.disk.n_fetchable(namespace, tokens, 0)
+        return StoredPrefix(n_host, n_disk, is_storing or self.disk.is_storing(namespace, tokens, n_disk))
 
     def should_load(self, cached: CachedPrefixes) -> bool:
         """Returns whether to load what other tiers have beyond the device, rather than compute it. O(1)."""

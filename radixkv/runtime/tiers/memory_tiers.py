@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import NeededPrompt, Queue, TierChanges, TierHits, Tiers
+from radixkv.runtime.protocols import NeededPrompt, Queue, StoredPrefix, TierChanges, TierHits, Tiers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.tiers.host_tier import CachedPrefixes, HostLoad, HostTier
@@ -355,6 +355,10 @@ class MemoryTiers(Tiers):
             n_beyond_device=with_disk.n_beyond_device,
             n_beyond_host=with_disk.n_beyond_host,
         )
+
+    def stored(self, namespace: Namespace, tokens: bytes) -> StoredPrefix:
+        """Returns how much of a prompt has reached each tier. Changes nothing. O(tokens + stores and offers)."""
+        return self._host_tier.stored(namespace, tokens)
 
     def flush(self) -> None:
         """Empties all tiers, and drops the offers. O(nodes · log leaves + slots freed + pages on disk)."""

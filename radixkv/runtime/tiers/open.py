@@ -48,6 +48,10 @@ def open_objects(url: str) -> ObjectStore:
         from radixkv.runtime.tiers.stores.s3_objects import S3Objects
 
         return S3Objects(url)
+    if url.startswith("file:"):
+        from radixkv.runtime.tiers.stores.folder_objects import FolderObjects
+
+        return FolderObjects(url)
     _require("mooncake", "mooncake", url)
     from radixkv.runtime.tiers.stores.mooncake_objects import open_mooncake
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from radixkv.runtime.cache.block_table import BlockTable
@@ -201,6 +202,20 @@ class TierLink(ABC, Generic[P, L]):
             if is_same and n_bytes <= len(load.tokens) and tokens[:n_bytes] == load.tokens[:n_bytes]:
                 return load
         return None
+
+    def is_storing(self, namespace: Namespace, tokens: bytes, n_lower: int) -> bool:
+        """Returns whether the page after a prompt's first ``n_lower`` tokens is offered or on its way.
+
+        O(stores and offers), and a comparison of the tokens; without a whole page after them O(1).
+        """
+        beginning = tokens[: (n_lower + self.upper.page_size) * TOKEN_BYTES]
+        if len(beginning) < (n_lower + self.upper.page_size) * TOKEN_BYTES:
+            return False
+        stores = (store.offer for store in self._stores.values())
+        return any(
+            offer.namespace == namespace and offer.tokens.startswith(beginning)
+            for offer in chain(self._offers, self._postponed, stores)
+        )
 
     def leave(self, load: L) -> None:
         """Gives up a load. Its pages stay cached if the copy succeeds; if not, they are free then. O(pages)."""

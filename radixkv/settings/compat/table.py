@@ -157,7 +157,7 @@ REFUSED = (
     Refused(
         "servers share KV through a store",
         {ENGINE: "kv_transfer_config"},
-        "use cache_url (--cache-url s3://BUCKET/PREFIX or mooncake://HOST:PORT)",
+        "use cache_url (--cache-url s3://BUCKET/PREFIX, mooncake://HOST:PORT or file:///FOLDER)",
     ),
     Refused(
         "a size turns the host tier on",

@@ -28,6 +28,7 @@ class PromptWithLogprobs(PromptAnswers[RenderedToken]):
         render_token: renders tokens' logprobs, also of the echo; None if the response shows none.
         chat: splits the text of answers into parts, and keeps them for later turns; None for a prompt of no chat.
         generates: False leaves out the token that had to be generated, because only the prompt is wanted.
+        is_for_cache: whether it is wanted for the cache: the response comes once all tiers have it.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class PromptWithLogprobs(PromptAnswers[RenderedToken]):
         render_token: TokenRenderer[RenderedToken] | None,
         chat: ChatPrompt | None,
         generates: bool,
+        is_for_cache: bool = False,
     ) -> None:
         self.echo = _without_partial(echo or "", prompt, model.tokenizer)
         """The text that choices begin with, without a character that they may complete."""
@@ -51,6 +53,7 @@ class PromptWithLogprobs(PromptAnswers[RenderedToken]):
             first_offset=len(self.echo),
             repeats_partial=echo is not None,
             generates=generates,
+            is_for_cache=is_for_cache,
         )
         if echo is None:
             render_token = None

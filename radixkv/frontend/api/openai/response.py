@@ -23,6 +23,7 @@ from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
 from radixkv.frontend.in_flight import TokenDelta, exceeds_inline_work
 from radixkv.frontend.miss_report import cached_fields
+from radixkv.frontend.stored_prompts import stored_fields
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import OutputDelta
 from radixkv.generation.parts import TextPart
@@ -138,7 +139,8 @@ class ResponseWriter:
                 echo=None if echoed is None else echoed[index],
                 render_token=render_token,
                 chat=chat,
-                generates=not request.is_only_echo,
+                generates=not (request.is_only_echo or request.is_for_cache),
+                is_for_cache=request.is_for_cache,
             )
             for index, prompt in enumerate(prompts)
         ]
@@ -263,6 +265,9 @@ class ResponseWriter:
             miss = self._miss if self._request.explain_cache else None
             usage["prompt_tokens_details"] = cached_fields(
                 self._cache_use, miss, self._model.ready, self._model.tokenizer
+            )
+            usage["prompt_tokens_details"] |= stored_fields(
+                [prompt.stored for prompt in self._prompts], self._model.ready
             )
         return usage
 

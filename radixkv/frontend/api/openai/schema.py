@@ -98,12 +98,22 @@ class GenerationRequest(SharedSampling, kw_only=True):
     @property
     def n_choices(self) -> int:
         """Number of choices per prompt."""
-        return 1 if self.n is None else self.n
+        return 1 if self.n is None or self.is_for_cache else self.n
 
     @property
     def is_only_echo(self) -> bool:
         """Whether only the prompt is echoed and nothing is generated."""
         return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def is_for_cache(self) -> bool:
+        """Whether only the prompt is computed, for the cache; what says how to answer does not count."""
+        return not self.echo and self.requested_max_tokens[1] == 0
+
+    @property
+    def requested_max_tokens(self) -> tuple[str | None, int | None]:
+        """The field that limits the answer's tokens, and its value; both None for the default."""
+        return None if self.max_tokens is None else "max_tokens", self.max_tokens
 
     @property
     def includes_usage(self) -> bool:
@@ -157,7 +167,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         """The field that limits the answer's tokens, and its value; both None for the rest of the context."""
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
-        return None if self.max_tokens is None else "max_tokens", self.max_tokens
+        return super().requested_max_tokens
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -203,6 +213,12 @@ def _check(request: GenerationRequest) -> None:
             f"prompt_cache_options.{name} is a field of /v1/responses, as OpenAI's is; use it there",
             param="prompt_cache_options",
         )
+    if request.is_for_cache:
+        for name in ("stream", "prompt_logprobs", "logprobs"):
+            if getattr(request, name) not in (None, False):
+                raise InvalidRequest(
+                    f"max_tokens is 0, which generates nothing, and {name} asks for output", param=name
+                )
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     if request.stream and request.use_beam_search:

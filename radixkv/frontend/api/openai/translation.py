@@ -35,6 +35,8 @@ def to_chat(request: ChatRequest) -> Chat:
         sampling=_sampling_fields(request, request.n_logprobs),
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
+        field_names={"prewarm": "max_tokens"},
+        generates=not request.is_for_cache,
         format_field=format_field(request),
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
@@ -60,14 +62,7 @@ async def completion_prompts(request: CompletionRequest, served_model: ServedMod
         InvalidRequest: a field cannot be served; ``param`` names it.
     """
     served_model.check_request(request.priority, request.cache_salt, request.session_id)
-    max_tokens = SamplingParams().max_tokens if request.max_tokens is None else request.max_tokens
-    if request.is_only_echo:
-        max_tokens = max_tokens_of_prompt_only(request.min_tokens)
-    fields = _sampling_fields(request, request.n_logprobs)
-    sampling = request_sampling_params(fields, max_tokens, served_model)
-    if request.echo and sampling.logprobs is not None:
-        n_prompt_logprobs = max(sampling.logprobs, sampling.prompt_logprobs or 0)
-        sampling = msgspec.structs.replace(sampling, prompt_logprobs=n_prompt_logprobs)
+    sampling = _completion_sampling(request, served_model)
     encoder = PromptEncoder(
         served_model=served_model, tenant=tenant, adds_special_tokens=request.add_special_tokens is not False
     )
@@ -89,6 +84,21 @@ async def completion_prompts(request: CompletionRequest, served_model: ServedMod
         )
         for index, tokens in enumerate(encoded)
     ]
+
+
+def _completion_sampling(request: CompletionRequest, served_model: ServedModel) -> SamplingParams:
+    if request.is_for_cache:
+        served_model.check_caches("max_tokens")
+        return SamplingParams(max_tokens=max_tokens_of_prompt_only(None))
+    max_tokens = SamplingParams().max_tokens if request.max_tokens is None else request.max_tokens
+    if request.is_only_echo:
+        max_tokens = max_tokens_of_prompt_only(request.min_tokens)
+    fields = _sampling_fields(request, request.n_logprobs)
+    sampling = request_sampling_params(fields, max_tokens, served_model)
+    if not request.echo or sampling.logprobs is None:
+        return sampling
+    n_prompt_logprobs = max(sampling.logprobs, sampling.prompt_logprobs or 0)
+    return msgspec.structs.replace(sampling, prompt_logprobs=n_prompt_logprobs)
 
 
 async def echoed_texts(

@@ -148,6 +148,7 @@ class ResponsesWriter:
             "input_tokens_details": {
                 "cached_tokens": answer.n_cached,
                 "cache_write_tokens": answer.n_written,
+                **answer.stored_fields,
                 **explained,
             },
             "output_tokens": answer.n_output,

@@ -31,6 +31,7 @@ from radixkv.frontend.http.sse import event
 from radixkv.frontend.in_flight import TokenDelta
 from radixkv.frontend.miss_report import cached_fields
 from radixkv.frontend.served_model import ServedModel
+from radixkv.frontend.stored_prompts import stored_fields
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
@@ -93,8 +94,11 @@ class _Prompt(PromptAnswers[RenderedToken]):
     """One prompt of a request with its choices, as far as they have come."""
 
     def __init__(self, prompt: GeneratePrompt, model: GenerationModel, first_index: int) -> None:
+        is_for_cache = not prompt.generates and prompt.prompt.sampling.logprobs is None
         self.input_logprobs = InputLogprobs(prompt, model.tokenizer)
-        super().__init__(prompt.prompt, model, _token_renderer(prompt), generates=prompt.generates)
+        super().__init__(
+            prompt.prompt, model, _token_renderer(prompt), generates=prompt.generates, is_for_cache=is_for_cache
+        )
         self.states = [
             _ChoiceState(
                 first_index + index,
@@ -151,9 +155,13 @@ class GenerateWriter:
     async def whole(self) -> bytes:
         """Returns the JSON of the whole response. Raises ``RequestError``; cancelling it cancels the request."""
         objects: dict[int, dict[str, Any]] = {}
+        last: list[TokenDelta] = []
         async with aclosing(self._answers.deltas_and_outputs(streams=False)) as outputs:
             async for delta, _ in outputs:
-                objects |= {choice.index: content for choice, content in self._last_objects(delta)}
+                if delta.done is not None:
+                    last.append(delta)
+        for delta in last:  # what the tiers have is known only now
+            objects |= {choice.index: content for choice, content in self._last_objects(delta)}
         objects |= {choice.index: content for choice, content in self._unconfirmed_objects()}
         return msgspec.json.encode(objects[0] if self._is_single else [objects[index] for index in sorted(objects)])
 
@@ -209,6 +217,7 @@ class GenerateWriter:
         if done is not None:
             miss = done.miss if self._explains_cache else None
             meta |= cached_fields(done.cache_use, miss, self._model.ready, self._model.tokenizer)
+        meta |= stored_fields([prompt.stored], self._model.ready)
         if choice.logprobs is not None:
             meta |= prompt.input_logprobs.fields() | choice.logprobs.fields()
         return {"text": choice.output.text, "output_ids": choice.output.token_ids, "meta_info": meta}

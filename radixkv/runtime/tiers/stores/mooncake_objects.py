@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from radixkv.errors import ConfigError, shortened
 from radixkv.processes import parent_death
+from radixkv.runtime.tiers.stores.blocking_calls import in_thread
 from radixkv.runtime.tiers.stores.object_store import ObjectStoreError
 
 _N_PARALLEL = 8
@@ -175,19 +174,5 @@ def _unusable(url: str, reason: str) -> ConfigError:
 
 
 async def _in_thread(call: Callable[[], _T]) -> _T:
-    """Awaits a blocking call in a thread of its own, which nobody waits for if this is cancelled.
-
-    A call of Mooncake blocks for up to 30 s while the master hangs; threads of a pool would keep the process from
-    ending.
-    """
-    future: Future[_T] = Future()
-    future.set_running_or_notify_cancel()  # so that it cannot be cancelled
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="mooncake-call", daemon=True).start()
-    return await asyncio.wrap_future(future)
+    """Awaits a call of Mooncake, which blocks for up to 30 s while the master hangs."""
+    return await in_thread(call, "mooncake-call")

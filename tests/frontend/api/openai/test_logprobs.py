@@ -125,11 +125,6 @@ def test_echo_without_logprobs_requests_none(site: Site) -> None:
     assert site.loop.submitted[-1].sampling.prompt_logprobs is None
 
 
-def test_an_empty_answer_needs_an_echo(site: Site) -> None:
-    refused = site.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 0})
-    assert refused.json()["error"]["param"] == "max_tokens"
-
-
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_prompt_logprobs_have_the_format_of_vllm(site: Site, tokenizer: Tokenizer, count: int) -> None:
     ids = ids_of(tokenizer, "hello")

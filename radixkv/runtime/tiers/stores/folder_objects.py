@@ -1,0 +1,129 @@
+"""Objects in a folder that servers share: of one machine, or on a file system that several machines mount."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
+from uuid import uuid4
+
+from radixkv.errors import ConfigError, shortened
+from radixkv.runtime.tiers.stores.blocking_calls import in_thread
+from radixkv.runtime.tiers.stores.object_store import ObjectStoreError
+
+_N_PARALLEL = 8
+_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+_TRIAL_NAME = "radixkv-trial"
+"""An object that is written when a folder is opened, to see whether that works."""
+_LOCK_OF_A_DISK_TIER = "radixkv.lock"
+
+_T = TypeVar("_T")
+
+
+class FolderObjects:
+    """An ``ObjectStore`` in a folder, which is made if there is none.
+
+    An object is a file in one of up to 256 subfolders. It is written under another name first, so that no reader
+    sees a part of it.
+
+    Args:
+        url: ``file:///FOLDER``.
+
+    Raises:
+        ConfigError: the folder belongs to another user, is open to others, belongs to a disk tier, or an object
+            cannot be written and read in it.
+    """
+
+    n_parallel = _N_PARALLEL
+
+    def __init__(self, url: str) -> None:
+        self._folder = Path(unquote(urlsplit(url).path))
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_owner(url)
+            self._put(_TRIAL_NAME, memoryview(b"radixkv"))
+            self._get(_TRIAL_NAME)
+        except OSError as error:
+            raise ConfigError(
+                f"the shared cache {shortened(url)} cannot be used: {error.strerror}; give a folder that this user "
+                "can write"
+            ) from error
+
+    async def have(self, names: Sequence[str]) -> list[bool]:
+        """See ``ObjectStore``."""
+        return await _in_thread(lambda: [self._path(name).is_file() for name in names])
+
+    async def get(self, name: str) -> memoryview | None:
+        """See ``ObjectStore``."""
+        return await _in_thread(partial(self._get, name))
+
+    async def put(self, name: str, value: memoryview) -> bool:
+        """See ``ObjectStore``."""
+        return await _in_thread(partial(self._put, name, value))
+
+    async def delete(self, name: str) -> bool:
+        """See ``ObjectStore``."""
+        await _in_thread(lambda: self._path(name).unlink(missing_ok=True))
+        return True
+
+    def close(self) -> None:
+        """See ``ObjectStore``."""
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name[:2] / name
+
+    def _get(self, name: str) -> memoryview | None:
+        try:
+            # Opening a FIFO would wait for another process.
+            descriptor = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        with open(descriptor, "rb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, f"{name} is no file")
+            return memoryview(file.readall())
+
+    def _put(self, name: str, value: memoryview) -> bool:
+        path = self._path(name)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        part = path.with_name(f"{name}.{uuid4().hex}.tmp")
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+                n_written = 0
+                while n_written < value.nbytes:
+                    n_written += file.write(value[n_written:])
+            part.rename(path)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            if error.errno in _IS_FULL:
+                return False
+            raise
+        return True
+
+    def _check_owner(self, url: str) -> None:
+        about = self._folder.stat()
+        if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077:
+            raise ConfigError(
+                f"the folder of the shared cache {shortened(url)} is open to other users, but pages contain "
+                "prompts; it must be yours, with mode 0700"
+            )
+        if (self._folder / _LOCK_OF_A_DISK_TIER).exists():
+            raise ConfigError(
+                f"the folder of the shared cache {shortened(url)} is that of a disk tier (--cache-dir), which "
+                "belongs to one server; give another folder"
+            )
+
+
+async def _in_thread(call: Callable[[], _T]) -> _T:
+    """Awaits a call of the file system, which blocks while a disk or a file server hangs."""
+    try:
+        return await in_thread(call, "folder-call")
+    except OSError as error:
+        raise ObjectStoreError(error.strerror or str(error)) from error
