@@ -260,11 +260,14 @@ class RuntimeClient:
         """Returns the runtime's counters as of now; dropped frames are summed over both processes."""
         stats = await self._query(GetStats(id=uuid.uuid4().hex), Stats)
         n_dropped = stats.frames_dropped_total + self._n_frames_dropped
-        cache_use, drafts = stats.cache_use, stats.drafts
+        cache_use, drafts, pauses = stats.cache_use, stats.drafts, stats.pauses
         if not self._shows_contents:
             cache_use = cache_use.in_whole_pages
             drafts = None if drafts is None else drafts.rounded_down(self._page_size)
-        return msgspec.structs.replace(stats, frames_dropped_total=n_dropped, cache_use=cache_use, drafts=drafts)
+            pauses = None if pauses is None else msgspec.structs.replace(pauses, kinds={})  # clients name tools
+        return msgspec.structs.replace(
+            stats, frames_dropped_total=n_dropped, cache_use=cache_use, drafts=drafts, pauses=pauses
+        )
 
     def fail(self, error: RequestError, refusal: RequestError | None = None) -> None:
         """Ends everything in flight with ``error``; ``refusal``, or the same error, refuses what comes later."""

@@ -63,6 +63,8 @@ from radixkv.wire.stats import (
     DiskStats,
     DraftStats,
     HostStats,
+    PauseKindStats,
+    PauseStats,
     ReplicaStats,
     SharedStoreStats,
     SourceStats,
@@ -110,6 +112,19 @@ STATES = StateStats(
     n_slots=20, n_slots_free=4, saved_total=40, hits_total=33, evicted_total=24, missed_tokens_total=512
 )
 """Counters of states of recurrent layers."""
+PAUSES = PauseStats(
+    n_pauses=3,
+    n_spared_tokens=900,
+    returns_total=10,
+    returns_on_device_total=8,
+    given_up_total=2,
+    kinds={
+        "\0search": PauseKindStats(2, 8, 6, 2, median_s=0.52, p90_s=2.0),
+        "\0": PauseKindStats(1, 2, 2, 0, median_s=12.3, p90_s=40.0),
+        "batch\0f, g": PauseKindStats(0, 0, 0, 1),
+    },
+)
+"""Counters of pauses between turns."""
 WINDOWS = WindowStats(
     n_window_pages=30,
     n_window_pages_evictable=12,
@@ -221,6 +236,8 @@ class ScriptedLoop:
     """Counters of drafts."""
     states: StateStats | None = None
     """Counters of states."""
+    pauses: PauseStats | None = None
+    """Counters of pauses."""
     windows: WindowStats | None = None
     """Counters of window pages."""
     draft_use: DraftUse | None = None
@@ -458,6 +475,7 @@ class ScriptedLoop:
             disk=self.disk,
             drafts=self.drafts,
             states=self.states,
+            pauses=self.pauses,
             windows=self.windows,
             tenants=self.tenants,
             replicas=self.replicas,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -141,7 +141,7 @@ class Pauses(Returns):
         returned, turn.resumed = turn.resumed, None
         if returned is not None and returned.name in self._pauses:
             pause = self._take(returned.name)
-            self._times.add(pause.kind, returned.pause_s, has_returned=True)
+            self._times.add(pause.kind, returned.pause_s, has_returned=True, is_on_device=returned.is_on_device)
             self._n_returned += 1
             self._n_on_device += returned.is_on_device
         if turn.session_id:
@@ -190,9 +190,12 @@ class Pauses(Returns):
                 yield pause
 
     def stats(self) -> PauseStats:
-        """Returns counters and gauges. O(pauses · log pauses)."""
+        """Returns counters and gauges. O(pauses · log pauses + kinds)."""
         n_spared = sum(len(one.key) // TOKEN_BYTES for one in self.expected())
-        return PauseStats(len(self._pauses), n_spared, self._n_returned, self._n_on_device, self._n_given_up)
+        kinds = self._times.stats(Counter(pause.kind for pause in self._pauses.values()))
+        return PauseStats(
+            len(self._pauses), n_spared, self._n_returned, self._n_on_device, self._n_given_up, kinds=kinds
+        )
 
     def clear(self) -> None:
         """Forgets all pauses, because the cache is emptied; what is learnt stays. O(pauses)."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from radixkv.runtime.pauses import pauses
 from radixkv.wire.messages import Failed
-from radixkv.wire.stats import PauseStats
+from radixkv.wire.stats import PauseKindStats, PauseStats
 from support.loop_frontend import Frontend
 
 N_PAGES = 32
@@ -49,6 +50,10 @@ def stats(front: Frontend) -> PauseStats:
     found = front.stats().pauses
     assert found is not None
     return found
+
+
+def totals(front: Frontend) -> PauseStats:
+    return msgspec.structs.replace(stats(front), kinds={})
 
 
 @pytest.fixture
@@ -109,7 +114,33 @@ def test_a_pause_that_takes_too_long_is_given_up_and_learnt(front: Frontend) -> 
     front.now += 60.0
     press(front)
     assert n_cached(front, paused) == 0
-    assert stats(front) == PauseStats(0, 0, returns_total=8, returns_on_device_total=8, given_up_total=1)
+    assert totals(front) == PauseStats(0, 0, returns_total=8, returns_on_device_total=8, given_up_total=1)
+
+
+def test_what_is_learnt_of_each_tool_is_shown(front: Frontend) -> None:
+    learn(front, "search", 0.5, first=100)
+    learn(front, "test", 30.0, first=200, n_times=2)
+    turn(front, "lost", numbered(300), "search")
+    front.now += 60.0
+    turn(front, "paused", numbered(400), "test", "search")
+    kinds = stats(front).kinds
+    assert list(kinds) == ["\0search", "\0test", "\0search, test"]
+    assert kinds["\0search, test"] == PauseKindStats(1, 0, 0, 0)
+    search, test = kinds["\0search"], kinds["\0test"]
+    assert (search.n_open, search.returns_total, search.given_up_total) == (0, 8, 1)
+    assert search.returns_on_device_total == 8
+    assert search.median_s == pytest.approx(0.5, rel=0.5)
+    assert test.median_s is not None
+    assert test.p90_s is not None
+    assert 15 < test.median_s < test.p90_s < 45
+
+
+def test_few_kinds_with_short_names_are_shown(front: Frontend) -> None:
+    for number in range(30):
+        turn(front, str(number), numbered(300), "f" * 1000, str(number))
+    kinds = stats(front).kinds
+    assert len(kinds) == 16
+    assert max(map(len, kinds)) < 130
 
 
 def test_a_return_is_on_the_device_only_as_a_whole(front: Frontend) -> None:
@@ -142,7 +173,7 @@ def test_pauses_of_unknown_answers_are_ignored(front: Frontend, name: str) -> No
     front.serve("late", numbered(300))
     front.begin_pause(name, "search")
     front.serve("back", numbered(300, 30), resumes=name)
-    assert stats(front) == PauseStats(0, 0, 0, 0, 0)
+    assert totals(front) == PauseStats(0, 0, 0, 0, 0)
 
 
 def test_a_cancelled_request_may_still_pause(front: Frontend) -> None:
@@ -197,7 +228,7 @@ def test_another_turn_of_a_session_ends_its_pauses(front: Frontend) -> None:
         front.begin_pause(name)
     assert stats(front).n_pauses == 1
     front.serve("back", numbered(300), resumes="first", session_id="chat")
-    assert stats(front) == PauseStats(0, 0, 0, 0, 0)
+    assert totals(front) == PauseStats(0, 0, 0, 0, 0)
 
 
 def test_a_refused_request_ends_no_pause() -> None:
@@ -225,7 +256,7 @@ def test_a_prompt_that_overtakes_the_begin_of_the_pause_ends_it(front: Frontend)
 def test_nobody_ends_the_pause_of_another_salt(front: Frontend) -> None:
     turn(front, "paused", numbered(300), "search")
     front.serve("foreign", numbered(300, 30), salt="other", resumes="paused")
-    assert stats(front) == PauseStats(1, stats(front).n_spared_tokens, 0, 0, 0)
+    assert totals(front) == PauseStats(1, stats(front).n_spared_tokens, 0, 0, 0)
 
 
 def test_an_id_that_is_used_again_counts_once(front: Frontend) -> None:
