@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
 
+from radixkv.runtime.pauses.shared_room import SharedRoom
 from radixkv.tree.reuse_rates import ReuseRates
 from radixkv.wire.stats import PauseKindStats, kind_key
 
 MAX_KINDS = 4096
-"""Kinds of pauses that are remembered; those seen least recently are forgotten."""
+"""Kinds of pauses that are remembered; of too many, the tenant with the most forgets its oldest."""
 MAX_SHOWN_KINDS = 16
 """Kinds of pauses in the statistics."""
 _TICKS_PER_S = 64
@@ -47,15 +47,16 @@ class PauseTimes:
     """
 
     def __init__(self) -> None:
-        self._times: OrderedDict[Kind, _Times] = OrderedDict()
-        """Those seen least recently come first."""
+        self._times = SharedRoom[Kind, _Times](MAX_KINDS)
 
     def add(self, kind: Kind, pause_s: float, *, has_returned: bool, is_on_device: bool = False) -> None:
         """Takes account of a pause that has ended, or was given up at this age. Some 0.1 ms."""
-        times = self._times.setdefault(kind, _Times())
-        self._times.move_to_end(kind)
-        if len(self._times) > MAX_KINDS:
-            self._times.popitem(last=False)
+        times = self._times.get(kind)
+        if times is None:
+            times = _Times()
+            self._times.put(kind[0], kind, times)
+        else:
+            self._times.renew(kind)
         times.rates.add(0, int(pause_s * _TICKS_PER_S), 1, were_used=has_returned)
         times.rates.update()
         times.n_returned += has_returned
@@ -70,7 +71,7 @@ class PauseTimes:
         Args:
             n_open: how many pauses of each kind are waited for.
         """
-        kinds = dict.fromkeys(n_open, _Times()) | self._times
+        kinds = dict.fromkeys(n_open, _Times()) | dict(self._times.items())
 
         def n_seen(kind: Kind) -> int:
             return n_open.get(kind, 0) + kinds[kind].n_returned + kinds[kind].n_given_up

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import msgspec
 import pytest
 
-from radixkv.runtime.pauses import pauses
+from radixkv.runtime.pauses import pause_times, pauses
+from radixkv.settings.tenants import TenantConfig
 from radixkv.wire.messages import Failed
 from radixkv.wire.stats import PauseKindStats, PauseStats
 from support.loop_frontend import Frontend
@@ -15,9 +17,11 @@ from support.loop_frontend import Frontend
 N_PAGES = 32
 
 
-def turn(front: Frontend, name: str, prompt: Sequence[int], *tools: str, resumes: str = "") -> list[int]:
+def turn(
+    front: Frontend, name: str, prompt: Sequence[int], *tools: str, resumes: str = "", tenant: str = ""
+) -> list[int]:
     """Serves a turn and begins its pause; returns its prompt and answer."""
-    received = front.serve(name, prompt, may_pause=True, resumes=resumes, temperature=0.0)
+    received = front.serve(name, prompt, may_pause=True, resumes=resumes, tenant=tenant, temperature=0.0)
     front.begin_pause(name, *tools)
     return [*prompt, *received.tokens[0]]
 
@@ -192,15 +196,48 @@ def test_a_flush_ends_all_pauses(front: Frontend) -> None:
 
 
 @pytest.mark.parametrize(("name", "limit"), [("MAX_PAUSES", 2), ("MAX_PAUSED_BYTES", 2 * 26 * 4)])
-def test_the_oldest_of_too_many_pauses_is_given_up(
-    front: Frontend, monkeypatch: pytest.MonkeyPatch, name: str, limit: int
-) -> None:
+def test_the_oldest_of_too_many_pauses_is_given_up(monkeypatch: pytest.MonkeyPatch, name: str, limit: int) -> None:
     monkeypatch.setattr(pauses, name, limit)
+    front = Frontend(n_pages=N_PAGES, max_num_seqs=4)
     for number in range(3):
         turn(front, str(number), numbered(100 * number + 1), "search")
     front.serve("back", numbered(1), resumes="0")
     assert stats(front).n_pauses == 2
     assert stats(front).returns_total == 0
+
+
+TENANTS = [TenantConfig("few"), TenantConfig("many")]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "limit"),
+    [
+        (pauses, "MAX_PAUSES", 4),
+        (pauses, "MAX_PAUSED_BYTES", 4 * 26 * 4),
+        (pauses, "_MAX_ENDED", 4),
+        (pauses, "MAX_SPARED", 2),
+        (pause_times, "MAX_KINDS", 2),
+    ],
+)
+def test_a_tenant_with_many_chats_or_tools_pushes_out_nothing_of_another(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, limit: int
+) -> None:
+    monkeypatch.setattr(module, name, limit)
+    front = Frontend(n_pages=512, max_num_seqs=4, tenants=TENANTS)
+    tokens = turn(front, "learnt", numbered(1), "search", tenant="few")
+    front.now += 0.5
+    front.serve("back", [*tokens, 1], resumes="learnt", tenant="few")
+    for number in range(6):
+        tokens = turn(front, f"quick {number}", numbered(40 * number), f"tool {number}", tenant="many")
+        front.now += 0.01
+        front.serve(f"quick back {number}", [*tokens, 1], resumes=f"quick {number}", tenant="many")
+    front.serve("paused", numbered(300), tenant="few", may_pause=True)
+    for number in range(6):
+        front.serve(f"ended {number}", numbered(40 * number), tenant="many", may_pause=True)
+    front.begin_pause("paused", "search")
+    for number in range(6):
+        turn(front, f"many {number}", numbered(40 * number), f"tool {number % 6}", tenant="many")
+    assert [*front.scheduler.returns.expected()][-1].namespace.tenant == "few"
 
 
 def test_requests_never_wait_for_conversations_that_pause(front: Frontend) -> None:
