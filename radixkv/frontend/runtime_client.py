@@ -27,6 +27,7 @@ from radixkv.wire.cache_messages import (
     CacheCommand,
     CacheReply,
     CloseSession,
+    EndPause,
     Explain,
     Explained,
     Flush,
@@ -328,6 +329,11 @@ class RuntimeClient:
         """See ``RequestSender.begin_pause``."""
         if self._failure is None:
             self._send(BeginPause(uuid.uuid4().hex, request.id, tuple(tools)))
+
+    def end_pause(self, request_id: str) -> None:
+        """Tells the runtime that a chat has gone on elsewhere from the answer to a request."""
+        if self._failure is None:
+            self._send(EndPause(uuid.uuid4().hex, request_id))
 
     def drain(self) -> None:
         """Asks the runtime to end once it is idle."""

@@ -22,6 +22,7 @@ from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.wire.cache_messages import (
     BeginPause,
     CloseSession,
+    EndPause,
     Explain,
     Explained,
     Flush,
@@ -33,6 +34,7 @@ from radixkv.wire.cache_messages import (
     Outline,
     Outlined,
     PauseBegun,
+    PauseEnded,
     Pin,
     Pinned,
     SessionClosed,
@@ -216,6 +218,8 @@ class ScriptedLoop:
     running: dict[str, _Running] = field(default_factory=dict)
     submitted: list[Submit] = field(default_factory=list)
     paused: list[BeginPause] = field(default_factory=list)
+    ended_pauses: list[str] = field(default_factory=list)
+    """Those that have ended because their chats went on elsewhere."""
     cancelled: list[str] = field(default_factory=list)
     explained: list[Explain] = field(default_factory=list)
     matched: list[Match] = field(default_factory=list)
@@ -279,6 +283,7 @@ class ScriptedLoop:
         | Outline
         | Pin
         | BeginPause
+        | EndPause
         | GetStats
         | Drain,
     ) -> list[FromRuntime]:
@@ -345,6 +350,9 @@ class ScriptedLoop:
             case BeginPause():
                 self.paused.append(message)
                 return [PauseBegun(message.id)]
+            case EndPause():
+                self.ended_pauses.append(message.request_id)
+                return [PauseEnded(message.id)]
             case GetStats():
                 return [self._stats(message.id)]
         return []

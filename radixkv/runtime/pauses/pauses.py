@@ -17,7 +17,7 @@ from radixkv.runtime.protocols import NeededPrompt, Observer, Returns
 from radixkv.runtime.request import Request
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
-from radixkv.wire.cache_messages import BeginPause, PauseBegun
+from radixkv.wire.cache_messages import BeginPause, EndPause, PauseBegun, PauseEnded
 from radixkv.wire.messages import Submit
 from radixkv.wire.stats import PauseStats
 
@@ -169,6 +169,15 @@ class Pauses(Returns):
                 given_up.key = b""
             self._ordered_at = -inf
         return PauseBegun(message.id)
+
+    def end(self, message: EndPause) -> PauseEnded:
+        """Ends a pause whose chat goes on elsewhere; one that is unknown is ignored. O(1).
+
+        Nothing is learnt of it: its pages were neither of use nor kept in vain for as long as they might have been.
+        """
+        self._ended.pop(message.request_id)
+        self._take(message.request_id)
+        return PauseEnded(message.id)
 
     def expected(self) -> Iterator[NeededPrompt]:
         """Yields what the next prompts of spared conversations begin with, the first one first.

@@ -268,6 +268,22 @@ def test_another_turn_of_a_session_ends_its_pauses(front: Frontend) -> None:
     assert totals(front) == PauseStats(0, 0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("begins_late", [False, True])
+def test_a_chat_that_goes_on_elsewhere_pauses_no_more_and_nothing_is_learnt(
+    front: Frontend, begins_late: bool
+) -> None:
+    if begins_late:
+        front.serve("a", numbered(300), may_pause=True)
+        front.end_pause("a")
+        front.begin_pause("a", "search")
+    else:
+        turn(front, "a", numbered(300), "search")
+        front.end_pause("a")
+    front.end_pause("unknown")
+    front.now += 1000.0
+    assert stats(front) == PauseStats(0, 0, 0, 0, 0)
+
+
 def test_a_refused_request_ends_no_pause() -> None:
     front = Frontend(n_pages=N_PAGES, max_num_seqs=1, max_queued_requests=1)
     paused = turn(front, "paused", numbered(300), "search")
