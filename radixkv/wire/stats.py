@@ -38,8 +38,10 @@ class HostStats(msgspec.Struct, frozen=True):
     n_state_slots_free: int = 0
     pages_loaded_ahead_total: int = 0
     """The part of ``pages_loaded_total`` that was loaded before it was the turn of the prompt that needed it."""
-    pages_loaded_ahead_used_total: int = 0
-    """Those of them that were still on the device when its turn came."""
+    pages_loaded_ahead_used_by_waiting_total: int = 0
+    """Those of them that were loaded for a waiting request, and were still on the device when its turn came.
+
+    What was loaded for chats that are expected back counts in ``PauseStats.returns_on_device_total``."""
 
 
 class DiskStats(msgspec.Struct, frozen=True):

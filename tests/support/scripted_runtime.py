@@ -94,7 +94,7 @@ HOST = HostStats(
     n_state_slots=12,
     n_state_slots_free=5,
     pages_loaded_ahead_total=5,
-    pages_loaded_ahead_used_total=2,
+    pages_loaded_ahead_used_by_waiting_total=2,
 )
 """Counters of a host tier."""
 DISK = DiskStats(
