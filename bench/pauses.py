@@ -15,12 +15,11 @@ on the device.
     one_tool       one tool with a wide spread: there is hardly anything to learn
 
 ``lru`` learns nothing, ``learnt`` is the server, and ``oracle`` knows when each conversation goes on. With
-``--states`` the model has recurrent layers, and the cache so many of their states; ``pages`` is then the server,
-but that it spares pages of pauses alone, and not their states.
+``--states`` the model has recurrent layers, and the cache so many of their states.
 
     python bench/pauses.py --output-file bench/results/pauses.jsonl
     python bench/pauses.py --case agents --host --load-us 12 --seed 11
-    python bench/pauses.py --states 64 --policy lru --policy pages --policy learnt --policy oracle
+    python bench/pauses.py --case agents --states 64
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ class Run:
 
     Args:
         case: the sessions.
-        policy: ``lru``, ``learnt``, ``pages`` or ``oracle``.
+        policy: ``lru``, ``learnt`` or ``oracle``.
         arguments: of the command line.
     """
 
@@ -160,7 +159,7 @@ class Run:
             clock=lambda: self.clock.now,
         )
         self.oracle = Oracle() if policy == "oracle" else None
-        self.pauses = Pauses(self.cache, lambda: self.clock.now) if policy in ("learnt", "pages") else None
+        self.pauses = Pauses(self.cache, lambda: self.clock.now) if policy == "learnt" else None
         host_tier = None
         if arguments.host:
             load_s, n_measured, cost = arguments.load_us / 1e6, 1 << 14, LoadCost()
@@ -181,9 +180,6 @@ class Run:
             returns=self.pauses or self.oracle,
             clock=lambda: self.clock.now,
         )
-        if policy == "pages":
-            assert self.cache.tree.states is not None, "only a model with states has some"
-            self.cache.tree.states.needed.expected = tuple
         self.system = self._tokens(self.rng, SYSTEM_TOKENS)
         self.serials = count()
         self.arrivals: list[tuple[float, int, Session]] = []
@@ -326,9 +322,7 @@ def main() -> None:
     parser.add_argument(
         "--case", action="append", choices=list(CASES), help="may occur several times; default: all"
     )
-    parser.add_argument(
-        "--policy", action="append", choices=("lru", "learnt", "pages", "oracle"), help="default: all but pages"
-    )
+    parser.add_argument("--policy", action="append", choices=("lru", "learnt", "oracle"), help="default: all")
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument(
         "--pool-tokens", type=int, default=400_000, help="about two thirds of what the sessions have"

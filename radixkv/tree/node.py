@@ -105,10 +105,6 @@ class State:
     """Whether it is likely to be gone on from once only: by the next turn of its chat."""
     is_computed: bool = False
     """Whether a finished row with finite values has computed it."""
-    is_demoted: bool = False
-    """Whether nobody is likely to go on from it, or was when it was used last."""
-    used_at: float = 0.0
-    """When it was found or used last, on the tree's clock."""
     n_holds: int = 0
     """Copies that read its slot, and requests that will: it is not evicted meanwhile."""
     pages: tuple[int, ...] = ()

@@ -79,7 +79,7 @@ class RadixTree:
         self._page_bytes = TOKEN_BYTES * page_size
         self._policy = LruEviction() if policy is None else policy
         self._forest = Forest(self._page_bytes, groups)
-        self.states = None if n_states is None else NodeStates(self._forest, n_states, state_block_tokens, clock)
+        self.states = None if n_states is None else NodeStates(self._forest, n_states, state_block_tokens)
         """The states of recurrent layers, or the tails of windows; None if the model needs none."""
         self.retentions = Retentions(self._forest)
         """The prefixes that are evicted after everything else."""
@@ -91,7 +91,8 @@ class RadixTree:
         self._leases: set[Lease] = set()
         self._shared_runs = SharedRuns(self._forest, self._leases)
         self._use_times = UseTimes(clock)
-        self._evicted_age_s = 0.0
+        self.evicted_age_s = 0.0
+        """How long the pages evicted last had not been used, of those that no waiting prompt needs."""
         self.history = PageHistory()
         """The pages that have left the tree, for ``explain``. The trees of two tiers may have one together."""
 
@@ -124,15 +125,6 @@ class RadixTree:
     def version(self) -> int:
         """Changes with every change that can alter the result of a match. O(1)."""
         return self._forest.version
-
-    @property
-    def evicted_age_s(self) -> float:
-        """How long the pages evicted last had not been used, of those that no prompt needs; 0 before the first.
-
-        With ``states`` it is that of the state evicted last if that is less: pages are of no use without one. O(1).
-        """
-        ages = [self._evicted_age_s, 0.0 if self.states is None else self.states.evicted_age_s]
-        return min(filter(None, ages), default=0.0)
 
     def namespaces(self) -> list[Namespace]:
         """Returns the namespaces that have a reachable page, or a lease that is not detached. O(namespaces)."""
@@ -460,8 +452,21 @@ class RadixTree:
             runs.append(run)
         ages = [run.age for run in runs if run.age is not None]
         if ages:
-            self._evicted_age_s = self._use_times.seconds_since(ages[-1])
+            self.evicted_age_s = self._use_times.seconds_since(ages[-1])
         return runs
+
+    def reserve_unneeded_state(self, namespace: Namespace, waiting: Iterable[WaitingPrompt]) -> int | None:
+        """Takes a slot for a state that is at no node yet, as ``NodeStates.reserve`` does, and for it evicts no
+        state that a waiting prompt needs, or of a retained prefix. The cost of ``SparedLeaves.update``, and
+        O(states that stay)."""
+        assert self.states is not None
+        self._spared.update(waiting)
+        return self.states.reserve(
+            namespace,
+            may_evict=lambda state: (
+                state.node is None or not (state.node.n_retentions or self._spared.n_needed(state.node))
+            ),
+        )
 
     def continuation(self, lease: Lease, tail: bytes, n_tokens: int) -> bytes:
         """Returns up to ``n_tokens`` tokens by which cached sequences go on after a request's; changes nothing.

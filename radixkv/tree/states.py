@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from math import inf, lcm
-from time import monotonic
+from math import lcm
 
 from radixkv.errors import InvariantError
 from radixkv.tree.forest import Forest
-from radixkv.tree.needed_states import NeededStates
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, State, require_open, upwards, walk
 
 BLOCK_TOKENS = 64
@@ -25,8 +23,7 @@ class NodeStates:
     Such a model cannot use K and V of a prefix without the state after the prefix's last token, and a state cannot
     be cut shorter. A slot is either free or at the end of one node. A state can be found once it is *computed*.
     From then on it can be evicted while the node's pages stay: first those that nobody has gone on from, then the
-    least recently used; after them those that prompts need, and those of retained prefixes last. It leaves the tree
-    with the last of these pages.
+    least recently used, those of retained prefixes last. It leaves the tree with the last of these pages.
 
     A state that is copied from another tier, or is that of a running answer, has a *reserved* slot before it is at
     a node.
@@ -35,18 +32,10 @@ class NodeStates:
         forest: the nodes of the tree.
         n_slots: how many states there can be.
         block_tokens: positions of states are multiples of it and of a page.
-        clock: seconds, monotonic.
     """
 
-    def __init__(
-        self, forest: Forest, n_slots: int, block_tokens: int, clock: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, forest: Forest, n_slots: int, block_tokens: int) -> None:
         self._forest = forest
-        self._clock = clock
-        self.needed = NeededStates(forest)
-        """Tells which states prompts need; it is to be told of the prompts."""
-        self.evicted_age_s = 0.0
-        """How long the state evicted last had not been used, of those that no prompt needs."""
         self.block_tokens = lcm(forest.page_bytes // TOKEN_BYTES, block_tokens)
         """Positions of states are multiples of it."""
         self.n_slots = n_slots
@@ -144,7 +133,11 @@ class NodeStates:
         return state
 
     def reserve(
-        self, namespace: Namespace, *, spares_proven: bool = False, ahead_of: bytes | None = None
+        self,
+        namespace: Namespace,
+        *,
+        spares_proven: bool = False,
+        may_evict: Callable[[State], bool] = lambda state: True,
     ) -> int | None:
         """Takes a slot for a state that is at no node yet; None if none is free and no state can be evicted.
 
@@ -153,9 +146,9 @@ class NodeStates:
         Args:
             namespace: whose prompt the state is of.
             spares_proven: whether states that prompts have gone on from stay.
-            ahead_of: see ``evict``.
+            may_evict: whether a state may be evicted at all.
         """
-        slot = self._take_slot(namespace, spares_proven=spares_proven, ahead_of=ahead_of)
+        slot = self._take_slot(namespace, spares_proven=spares_proven, may_evict=may_evict)
         if slot is not None:
             self._reserved.add(slot)
         return slot
@@ -225,7 +218,6 @@ class NodeStates:
         self._by_use.pop(state, None)
         self._proven[state] = None
         self._proven.move_to_end(state)
-        self._set_used(state)
         if len(self._proven) > self.n_slots * _PROVEN_SHARE:
             oldest, _ = self._proven.popitem(last=False)
             self._by_use[oldest] = None
@@ -241,8 +233,6 @@ class NodeStates:
             self._proven.pop(state, None)
             self._by_use[state] = None
             self._by_use.move_to_end(state, last=False)
-            state.is_demoted = True
-            self.needed.changed(state)
 
     def drop(self, state: State) -> None:
         """Frees the slot of a state. Does nothing if it has left the tree. O(1)."""
@@ -251,39 +241,25 @@ class NodeStates:
             self.take_left()
 
     def evict(
-        self,
-        *,
-        spares_proven: bool = False,
-        ahead_of: bytes | None = None,
-        may_evict: Callable[[State], bool] = lambda state: True,
+        self, *, spares_proven: bool = False, may_evict: Callable[[State], bool] = lambda state: True
     ) -> bool:
         """Frees the slot of the next state to be evicted; False if there is none.
 
-        Those that prompts need come after all others, the one that is needed first last; those of retained prefixes
-        come after them. O(retained, held and refused states), and ``NeededStates.find``.
+        O(1 + retained, held and refused states).
 
         Args:
             spares_proven: whether those that prompts have gone on from stay.
-            ahead_of: the tokens of a prompt, if the slot is for a state that is copied before its turn. Then those
-                stay that waiting prompts need, or expected ones before it, and those of retained prefixes.
             may_evict: whether a state may be evicted at all.
         """
-        needed = self.needed.find(ahead_of)
+        first: State | None = None
         victim: State | None = None
-        least = inf, inf
         for state in self._by_use if spares_proven else chain(self._by_use, self._proven):
-            if state.n_holds or not may_evict(state):
-                continue
-            is_retained = state.node is not None and state.node.n_retentions > 0
-            order = needed.get(state)
-            if order is None and not is_retained:
-                if not state.is_demoted and ahead_of is None:
-                    self.evicted_age_s = self._clock() - state.used_at
-                victim = state
-                break
-            worth = float(is_retained), -inf if order is None else -order
-            if ahead_of is None and worth < least:
-                victim, least = state, worth
+            if not state.n_holds and may_evict(state):
+                first = first or state
+                if state.node is None or not state.node.n_retentions:
+                    victim = state
+                    break
+        victim = victim or first
         if victim is None:
             return False
         self._forest.version += 1
@@ -352,11 +328,6 @@ class NodeStates:
         state.is_computed = True
         self._by_use[state] = None
         self._forest.version += 1
-        self._set_used(state)
-
-    def _set_used(self, state: State) -> None:
-        state.used_at, state.is_demoted = self._clock(), False
-        self.needed.changed(state)
 
     def _find(self, lease: Lease, n_tokens: int) -> tuple[Node, int]:
         """Returns the node of a lease's path with a position, and the bytes of it that lie beyond. O(edges)."""
@@ -380,7 +351,7 @@ class NodeStates:
         namespace: Namespace,
         *,
         spares_proven: bool = False,
-        ahead_of: bytes | None = None,
+        may_evict: Callable[[State], bool] = lambda state: True,
     ) -> int | None:
         """Takes a slot, of another state if none is free or the group is at its cap."""
         self.take_left()
@@ -389,17 +360,16 @@ class NodeStates:
         if cap is not None and n_of[group] >= cap:
             self.evict(
                 spares_proven=spares_proven,
-                ahead_of=ahead_of,
-                may_evict=lambda state: self._groups[state.slot] == group,
+                may_evict=lambda state: self._groups[state.slot] == group and may_evict(state),
             )
             if n_of[group] >= cap:
                 return None
         elif not self._free:
             self.evict(
                 spares_proven=spares_proven,
-                ahead_of=ahead_of,
                 may_evict=lambda state: (
-                    (owner := self._groups[state.slot]) == group or n_of[owner] > floors.get(owner, 0)
+                    ((owner := self._groups[state.slot]) == group or n_of[owner] > floors.get(owner, 0))
+                    and may_evict(state)
                 ),
             )
         if not self._free:

@@ -90,9 +90,6 @@ class PageCache:
             clock=clock,
         )
         self.page_quotas.open(self.tree, n_pages)
-        if self.tree.states is not None:
-            self.tree.states.needed.waiting = lambda: self.upcoming_prompts()
-            self.tree.states.needed.expected = lambda: self.expected_prompts()
         self.n_evicted = 0
         """Pages evicted since the creation of the cache."""
         self.upcoming_prompts: Callable[[], Iterable[WaitingPrompt]] = tuple

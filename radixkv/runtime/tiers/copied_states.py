@@ -81,14 +81,8 @@ class CopiedStates(Protocol):
             None if there is no room.
         """
 
-    def reserve_unneeded(self, lease: Lease, n_tokens: int, ahead_of: bytes = b"") -> StatePlace | None:
-        """Does what ``reserve`` does, where no upcoming prompt needs the room, and no retained prefix.
-
-        Args:
-            lease: as for ``reserve``.
-            n_tokens: as for ``reserve``.
-            ahead_of: as for ``PageCache.reserve_unneeded``; none: it is no expected prompt.
-        """
+    def reserve_unneeded(self, lease: Lease, n_tokens: int) -> StatePlace | None:
+        """Does what ``reserve`` does, where no upcoming prompt needs the room, and no retained prefix."""
 
     def attach(self, place: StatePlace, lease: Lease) -> State | None:
         """Puts a state whose copy has ended into the tree, with ``NodeStates.attach``: returns what that does."""
@@ -127,9 +121,10 @@ class CopiedSlots(CopiedStates):
         """See ``CopiedStates``."""
         return self._place(n_tokens, self._states.reserve(lease.namespace))
 
-    def reserve_unneeded(self, lease: Lease, n_tokens: int, ahead_of: bytes = b"") -> StatePlace | None:
+    def reserve_unneeded(self, lease: Lease, n_tokens: int) -> StatePlace | None:
         """See ``CopiedStates``."""
-        return self._place(n_tokens, self._states.reserve(lease.namespace, ahead_of=ahead_of))
+        waiting = self._cache.upcoming_prompts()
+        return self._place(n_tokens, self._cache.tree.reserve_unneeded_state(lease.namespace, waiting))
 
     def attach(self, place: StatePlace, lease: Lease) -> State | None:
         """See ``CopiedStates``."""
@@ -190,8 +185,8 @@ class CopiedTails(CopiedStates):
         copied = {entry: page for entry, page in enumerate(table.pages, table.first) if known.get(entry) != page}
         return StatePlace(n_tokens, slot, copied, table)
 
-    def reserve_unneeded(self, lease: Lease, n_tokens: int, ahead_of: bytes = b"") -> StatePlace | None:
-        """See ``CopiedStates``: tails take room of pages, so that no expected prompt gives its own."""
+    def reserve_unneeded(self, lease: Lease, n_tokens: int) -> StatePlace | None:
+        """See ``CopiedStates``."""
         return self.reserve(lease, n_tokens, spares_waiting=True)
 
     def attach(self, place: StatePlace, lease: Lease) -> State | None:

@@ -262,12 +262,8 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             states = self.upper_states
             assert states is not None
             assert blocks.lease is not None
-            n_tokens = source.state.n_tokens
-            place = (
-                states.reserve(blocks.lease, n_tokens)
-                if ahead_of is None
-                else states.reserve_unneeded(blocks.lease, n_tokens, ahead_of)
-            )
+            reserve_state = states.reserve_unneeded if is_ahead else states.reserve
+            place = reserve_state(blocks.lease, source.state.n_tokens)
         has_more = last > first if self.upper_states is None else place is not None
         if not has_more or not has_room or not reserve(blocks, last):
             if place is not None and self.upper_states is not None:
