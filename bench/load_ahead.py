@@ -196,7 +196,7 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
         "fetched_tokens": sum(use.n_fetched for use in uses),
         "pages_loaded": host.pages_loaded_total,
         "pages_loaded_ahead": host.pages_loaded_ahead_total,
-        "pages_loaded_ahead_used": host.pages_loaded_ahead_used_total,
+        "pages_loaded_ahead_used": host.pages_loaded_ahead_used_by_waiting_total,
         "preemptions": engine.scheduler.n_preemptions,
         "steps": engine.n_steps,
     }

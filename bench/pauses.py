@@ -14,10 +14,12 @@ on the device.
     shift          two tools, one of which becomes 33 times as fast, and the other 40 times as slow
     one_tool       one tool with a wide spread: there is hardly anything to learn
 
-``lru`` learns nothing, ``learnt`` is the server, and ``oracle`` knows when each conversation goes on.
+``lru`` learns nothing, ``learnt`` is the server, and ``oracle`` knows when each conversation goes on. With
+``--states`` the model has recurrent layers, and the cache so many of their states.
 
     python bench/pauses.py --output-file bench/results/pauses.jsonl
     python bench/pauses.py --case agents --host --load-us 12 --seed 11
+    python bench/pauses.py --case agents --states 64
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from radixkv.runtime.pauses.pauses import Pauses
 from radixkv.runtime.protocols import NeededPrompt, Returns
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
+from radixkv.runtime.states.recurrent_states import RecurrentStates
 from radixkv.runtime.step.result import StepResult
 from radixkv.runtime.tiers.host_tier import HostTier
 from radixkv.runtime.tiers.load_cost import LoadCost
@@ -53,6 +56,8 @@ from radixkv.wire.sampling import SamplingParams
 
 PAGE_SIZE = 16
 VOCAB = 32_000
+MESSAGE_END = VOCAB
+"""A token that ends a message."""
 SYSTEM_TOKENS = 2000
 MAX_TOKENS = 24_000
 """A conversation that has become longer ends."""
@@ -147,7 +152,12 @@ class Run:
         self.clock = Clock()
         self.times = StepTime()
         self.seconds = arguments.seconds
-        self.cache = PageCache(arguments.pool_tokens // PAGE_SIZE, PAGE_SIZE, clock=lambda: self.clock.now)
+        self.cache = PageCache(
+            arguments.pool_tokens // PAGE_SIZE,
+            PAGE_SIZE,
+            n_states=arguments.states or None,
+            clock=lambda: self.clock.now,
+        )
         self.oracle = Oracle() if policy == "oracle" else None
         self.pauses = Pauses(self.cache, lambda: self.clock.now) if policy == "learnt" else None
         host_tier = None
@@ -156,13 +166,17 @@ class Run:
             cost.add_load(n_measured, n_measured * load_s)
             cost.add_step(n_measured, n_measured, n_measured * self.times.prompt_token_s)
             copier = TimedCopier(self.clock, 2 << 20, PAGE_SIZE * load_s)
-            host = PageCache(4 * self.cache.n_pages, PAGE_SIZE)
+            host = PageCache(4 * self.cache.n_pages, PAGE_SIZE, n_states=4 * arguments.states or None)
             host_tier = HostTier(self.cache, host, copier, cost=cost)
         limits = SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=8192, max_queued_requests=1 << 20)
+        states = None
+        if arguments.states:
+            states = RecurrentStates.at_likely_places(self.cache, frozenset({MESSAGE_END}))
         self.scheduler = open_scheduler(
             self.cache,
             limits,
             host_tier=host_tier,
+            states=states,
             returns=self.pauses or self.oracle,
             clock=lambda: self.clock.now,
         )
@@ -294,7 +308,10 @@ class Run:
 
     @staticmethod
     def _tokens(rng: Random, n_tokens: int) -> array[int]:
-        return array("i", [rng.randrange(VOCAB) for _ in range(n_tokens)])
+        """Returns the tokens of a message."""
+        tokens = array("i", [rng.randrange(VOCAB) for _ in range(n_tokens)])
+        tokens[-1] = MESSAGE_END
+        return tokens
 
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -310,12 +327,13 @@ def main() -> None:
     parser.add_argument(
         "--pool-tokens", type=int, default=400_000, help="about two thirds of what the sessions have"
     )
+    parser.add_argument("--states", type=int, default=0, help="of recurrent layers; 0: there are none")
     parser.add_argument("--host", action="store_true", help="with a host tier of four times the pool")
     parser.add_argument("--load-us", type=float, default=2.4, help="time to load a token from the host")
     parser.add_argument("--seconds", type=float, default=400.0, help="of virtual time; a quarter is warm-up")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    names = ("sessions", "pool_tokens", "host", "load_us", "seconds", "seed")
+    names = ("sessions", "pool_tokens", "states", "host", "load_us", "seconds", "seed")
     settings = {name: vars(arguments)[name] for name in names}
     for name in arguments.case or CASES:
         for policy in arguments.policy or ("lru", "learnt", "oracle"):

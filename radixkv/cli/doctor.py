@@ -25,6 +25,22 @@ class HistoryAnswers(msgspec.Struct):
     text: str
 
 
+class PauseKind(msgspec.Struct):
+    """Pauses after calls of the same tools, or until a user goes on."""
+
+    text: str
+
+
+class Pauses(msgspec.Struct):
+    """Chats that pause between two turns."""
+
+    open: int
+    returns: int
+    given_up: int
+    text: str
+    kinds: list[PauseKind]
+
+
 class DoctorResponse(msgspec.Struct):
     """The response of ``/cache/doctor``."""
 
@@ -32,6 +48,8 @@ class DoctorResponse(msgspec.Struct):
     misses: list[Misses]
     history_answers: HistoryAnswers | None = None
     """None if the server keeps no answers."""
+    pauses: Pauses | None = None
+    """None if the server learns no pauses."""
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -55,5 +73,8 @@ def run(args: argparse.Namespace) -> int:
     lines = [report.text, *(f"  {misses.text}" for misses in report.misses)]
     if report.history_answers is not None and report.history_answers.otherwise:
         lines.append(report.history_answers.text)
+    pauses = report.pauses
+    if pauses is not None and (pauses.open or pauses.returns or pauses.given_up):
+        lines += [pauses.text, *(f"  {kind.text}" for kind in pauses.kinds)]
     print("\n".join(lines))
     return 0

@@ -217,6 +217,11 @@ class InFlightRequest:
         return bool(self._arrived.route)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a token of an answer has come."""
+        return self._first_token_at is not None
+
+    @property
     def is_complete(self) -> bool:
         """Whether all choices have ended for the client. The runtime may not know yet, as at a stop string."""
         return len(self.finish_reasons) == self.prompt.sampling.n

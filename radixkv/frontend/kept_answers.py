@@ -51,7 +51,8 @@ class History:
     n_otherwise: int
     """Other segments at whose place this server gave an answer."""
     turn: str
-    """Id of the request whose answer stood last at the last of these places; empty if there is none."""
+    """Id of the request whose answer stood last at the last of these places, also where answers before it stand
+    without their reasoning now; empty if there is none."""
 
     @property
     def has_kept_tokens(self) -> bool:
@@ -92,6 +93,8 @@ class KeptAnswers:
         """The id of its request, a zero byte and the tokens of each answer, by place and segment. By place and an
         empty text: the id of the request of the latest answer, a zero character, and what stood before the answer
         in its segment."""
+        self._latest: dict[bytes, str] = {}
+        """By place, the segment of the latest answer: the same object as in ``_entries``."""
 
     @classmethod
     def create(cls, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> KeptAnswers | None:
@@ -108,6 +111,9 @@ class KeptAnswers:
         separator: int | None = None
         start = n_plain = n_same = n_otherwise = 0
         turn = ""
+        written: xxhash.xxh3_128 | None = None
+        """Of the text with answers as the model wrote them where they have lost their reasoning here: the answers
+        that followed them are kept by that."""
         with self._lock:
             for match in self._end.finditer(text):
                 end = match.end()
@@ -119,6 +125,18 @@ class KeptAnswers:
                         n_plain, n_same = end, n_same + 1
                     elif segment.startswith(header):
                         n_otherwise += 1
+                    as_written = self._as_written(place, segment, header) if tokens is None else None
+                    if as_written is not None:
+                        written = digest.copy()
+                    elif tokens is not None:
+                        written = None
+                else:
+                    as_written = None
+                    if written is not None and self._has_answer(place := written.digest()):
+                        tokens, turn, header = self._get(place, segment)
+                        as_written = self._as_written(place, segment, header) if tokens is None else None
+                if written is not None:
+                    written.update((as_written or segment).encode(errors="surrogatepass"))
                 digest.update(segment.encode(errors="surrogatepass"))
                 start, separator = end, self._separators[match[0]]
             place, rest = digest.digest(), text[start:]
@@ -164,10 +182,20 @@ class KeptAnswers:
         with self._lock:
             self._put(place, segment, turn.encode() + b"\0" + header_tokens + tokens)
             self._put(place, "", f"{turn}\0{header if begun < 0 else header[:begun]}".encode())
+            self._latest[place] = segment
             while self.n_bytes > self._max_bytes:
-                (_, oldest), value = self._entries.popitem(last=False)
+                (oldest_place, oldest), value = self._entries.popitem(last=False)
                 self.n_bytes -= _size(oldest, value)
+                if not oldest:
+                    del self._latest[oldest_place]
         return True
+
+    def _as_written(self, place: bytes, segment: str, header: str) -> str | None:
+        """Returns the latest answer at a place if the segment is that answer without its beginning, such as its
+        reasoning; else None. O(segment)."""
+        latest = self._latest[place]
+        is_shorter = len(segment) < len(latest) and segment.startswith(header) and latest.startswith(header)
+        return latest if is_shorter and latest.endswith(segment[len(header) :]) else None
 
     def _cut_answer(self, place: bytes, rest: str) -> bytes | None:
         """Returns the tokens of a text that is an answer without its end-of-sequence token."""

@@ -27,6 +27,7 @@ from radixkv.wire.cache_messages import (
     CacheCommand,
     CacheReply,
     CloseSession,
+    EndPause,
     Explain,
     Explained,
     Flush,
@@ -266,11 +267,14 @@ class RuntimeClient:
         """Returns the runtime's counters as of now; dropped frames are summed over both processes."""
         stats = await self._query(GetStats(id=uuid.uuid4().hex), Stats)
         n_dropped = stats.frames_dropped_total + self._n_frames_dropped
-        cache_use, drafts = stats.cache_use, stats.drafts
+        cache_use, drafts, pauses = stats.cache_use, stats.drafts, stats.pauses
         if not self._shows_contents:
             cache_use = cache_use.in_whole_pages
             drafts = None if drafts is None else drafts.rounded_down(self._page_size)
-        return msgspec.structs.replace(stats, frames_dropped_total=n_dropped, cache_use=cache_use, drafts=drafts)
+            pauses = None if pauses is None else msgspec.structs.replace(pauses, kinds={})  # clients name tools
+        return msgspec.structs.replace(
+            stats, frames_dropped_total=n_dropped, cache_use=cache_use, drafts=drafts, pauses=pauses
+        )
 
     def fail(self, error: RequestError, refusal: RequestError | None = None) -> None:
         """Ends everything in flight with ``error``; ``refusal``, or the same error, refuses what comes later."""
@@ -331,6 +335,11 @@ class RuntimeClient:
         """See ``RequestSender.begin_pause``."""
         if self._failure is None:
             self._send(BeginPause(uuid.uuid4().hex, request.id, tuple(tools)))
+
+    def end_pause(self, request_id: str) -> None:
+        """Tells the runtime that a chat has gone on elsewhere from the answer to a request."""
+        if self._failure is None:
+            self._send(EndPause(uuid.uuid4().hex, request_id))
 
     def drain(self) -> None:
         """Asks the runtime to end once it is idle."""

@@ -33,7 +33,7 @@ from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.runtime.structured.grammars import Grammars
 from radixkv.settings.config import AdmissionPolicy, CacheConfig, SchedulePolicy, SchedulerConfig
 from radixkv.settings.tenants import TenantConfig
-from radixkv.wire.cache_messages import BeginPause, CloseSession, PauseBegun, Pin
+from radixkv.wire.cache_messages import BeginPause, CloseSession, EndPause, PauseBegun, PauseEnded, Pin
 from radixkv.wire.messages import WIRE_VERSION, Ready
 
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ def assemble_loop(
             Pin: partial(pin, intake, pins),
             CloseSession: partial(close_session, intake, sessions, leave=scheduler.returns.close_session),
             BeginPause: _begin_no_pause if pauses is None else pauses.begin,
+            EndPause: _end_no_pause if pauses is None else pauses.end,
         },
         before_flush=(pins.clear, *(() if pauses is None else (pauses.clear,))),
     )
@@ -257,6 +258,10 @@ def open_event_log(loop: Loop, *, shows_salted_tokens: bool) -> EventLog:
 
 def _begin_no_pause(message: BeginPause) -> PauseBegun:
     return PauseBegun(message.id)
+
+
+def _end_no_pause(message: EndPause) -> PauseEnded:
+    return PauseEnded(message.id)
 
 
 def _refuse_grammars() -> Grammars:

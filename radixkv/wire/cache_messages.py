@@ -304,11 +304,37 @@ class PauseBegun(msgspec.Struct, frozen=True, tag=True):
     id: str
 
 
+class EndPause(msgspec.Struct, frozen=True, tag=True):
+    """Says that a prompt has gone on from an answer elsewhere, so that nobody will come back for its pages.
+
+    Answered by ``PauseEnded``.
+    """
+
+    id: str
+    request_id: str
+    """Id of the ``Submit`` that had the answer."""
+
+
+class PauseEnded(msgspec.Struct, frozen=True, tag=True):
+    """The answer to ``EndPause``."""
+
+    id: str
+
+
 CacheCommand: TypeAlias = (
-    Flush | Invalidate | CloseSession | Explain | Match | GetStored | Outline | Pin | BeginPause
+    Flush | Invalidate | CloseSession | Explain | Match | GetStored | Outline | Pin | BeginPause | EndPause
 )
 """What the frontend asks of the cache."""
 CacheReply: TypeAlias = (
-    Flushed | Invalidated | SessionClosed | Explained | Matched | Stored | Outlined | Pinned | PauseBegun
+    Flushed
+    | Invalidated
+    | SessionClosed
+    | Explained
+    | Matched
+    | Stored
+    | Outlined
+    | Pinned
+    | PauseBegun
+    | PauseEnded
 )
 """The answer to a ``CacheCommand``, unless it is ``Failed``."""

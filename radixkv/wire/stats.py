@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from radixkv.wire.cache_use import CacheUse
@@ -36,8 +38,10 @@ class HostStats(msgspec.Struct, frozen=True):
     n_state_slots_free: int = 0
     pages_loaded_ahead_total: int = 0
     """The part of ``pages_loaded_total`` that was loaded before it was the turn of the prompt that needed it."""
-    pages_loaded_ahead_used_total: int = 0
-    """Those of them that were still on the device when its turn came."""
+    pages_loaded_ahead_used_by_waiting_total: int = 0
+    """Those of them that were loaded for a waiting request, and were still on the device when its turn came.
+
+    What was loaded for chats that are expected back counts in ``PauseStats.returns_on_device_total``."""
 
 
 class DiskStats(msgspec.Struct, frozen=True):
@@ -110,6 +114,32 @@ class SourceStats(msgspec.Struct, frozen=True):
     accepted_tokens_total: int
 
 
+_MAX_KIND_CHARACTERS = 120
+"""More of a kind's names are left out."""
+
+
+def kind_key(tenant: str, tools: Sequence[str]) -> str:
+    """Returns the key of a kind of pauses in ``PauseStats.kinds``: who asked, a zero character, and the tools that
+    were called; without tools a user is to go on."""
+    names = ", ".join(tools)
+    is_long = len(names) > _MAX_KIND_CHARACTERS
+    return f"{tenant}\0{names[:_MAX_KIND_CHARACTERS] + '…' if is_long else names}"
+
+
+class PauseKindStats(msgspec.Struct, frozen=True):
+    """What is learnt of pauses of one kind, since it is known."""
+
+    n_open: int
+    """Pauses that are waited for."""
+    returns_total: int
+    returns_on_device_total: int
+    given_up_total: int
+    median_s: float | None = None
+    """Half of the latest pauses that ended did so within it, about; None: none has."""
+    p90_s: float | None = None
+    """The same of nine tenths."""
+
+
 class PauseStats(msgspec.Struct, frozen=True):
     """Counters and gauges of conversations that pause between two turns."""
 
@@ -122,6 +152,8 @@ class PauseStats(msgspec.Struct, frozen=True):
     """Those of them whose conversation was on the device as a whole."""
     given_up_total: int
     """Pauses that took too long."""
+    kinds: dict[str, PauseKindStats] = {}
+    """Those with the most pauses, by ``kind_key``."""
 
 
 class StateStats(msgspec.Struct, frozen=True):

@@ -288,3 +288,47 @@ def test_a_history_names_the_request_whose_answer_it_has() -> None:
         keeper.add(TokenDelta(0, 0, bytearray(pack_tokens([*ids(text), eos])), [], "stop", eos))
     turns = [server.kept.look_up(f"{QUESTION}{text}<eos><user>", "", "").turn for text in ("one", "two", "three")]
     assert turns == ["first", "second", "second"]
+
+
+class Run:
+    """A run of tool calls with reasoning: user, then answers and results in turn."""
+
+    def __init__(self) -> None:
+        self.server = Server()
+        self.prompt = "<u>do it<eos>"
+        self.shown = self.prompt
+        """The history as a template renders it once the user speaks again: without reasoning."""
+
+    def step(self, turn: str, reasoning: str, answer: str, result: str) -> str:
+        """Answers, and appends answer and result; returns the request that the prompt goes on from."""
+        resumed = self.resumed(self.prompt + "<a><think>")
+        text = f"{reasoning}</think>{answer}<eos>"
+        keeper = asyncio.run(self.server.encoder("", "").conversation(self.prompt + "<a><think>")).open_keeper(turn)
+        assert keeper is not None
+        tokens = ids(text)
+        keeper.add(TokenDelta(0, 0, bytearray(pack_tokens(tokens)), [], "stop", tokens[-1]))
+        self.prompt += f"<a><think>{text}<t>{result}<eos>"
+        self.shown += f"<a>{answer}<eos><t>{result}<eos>"
+        return resumed
+
+    def resumed(self, text: str) -> str:
+        return self.server.kept.look_up(text, "", "").turn
+
+
+def test_a_history_without_reasoning_names_the_last_answer_of_a_run() -> None:
+    run = Run()
+    assert [run.step(turn, "hm" * 9, f"call {turn}", "42") for turn in "abc"] == ["", "a", "b"]
+    assert run.resumed(run.shown + "<u>thanks<eos><a><think>") == "c"
+    run.prompt = run.shown = run.shown + "<u>more<eos>"
+    assert [run.step(turn, "ah" * 9, f"call {turn}", "43") for turn in "def"] == ["c", "d", "e"]
+    assert run.resumed(run.shown + "<u>thanks<eos><a><think>") == "f"
+
+
+def test_a_history_without_reasoning_is_followed_only_as_far_as_all_else_is_the_same() -> None:
+    run = Run()
+    for turn in "abc":
+        run.step(turn, "hm" * 9, f"call {turn}", f"result {turn}")
+    end = "<u>thanks<eos><a><think>"
+    assert run.resumed(run.shown.replace("result a", "another") + end) == "a"
+    assert run.resumed(run.shown.replace("call b", "another") + end) == "b"
+    assert run.resumed(run.shown.replace("do it", "another") + end) == ""

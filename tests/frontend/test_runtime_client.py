@@ -37,7 +37,7 @@ from radixkv.wire.messages import (
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import DraftStats, SourceStats, Stats
 from support.live import LIMIT_S
-from support.scripted_runtime import DRAFTS, ScriptedLoop
+from support.scripted_runtime import DRAFTS, PAUSES, ScriptedLoop
 from support.threaded_runtime import run
 
 
@@ -392,3 +392,14 @@ def test_the_frontend_imports_no_torch_and_no_transformers() -> None:
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT_S)
+
+
+@pytest.mark.parametrize("shows_contents", [True, False])
+def test_kinds_of_pauses_which_clients_name_are_contents(tmp_path: Path, shows_contents: bool) -> None:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        pauses = (await client.stats()).pauses
+        assert pauses is not None
+        assert pauses.returns_total == 10
+        assert bool(pauses.kinds) == shows_contents
+
+    run(tmp_path, ScriptedLoop(pauses=PAUSES), test, shows_contents=shows_contents)

@@ -164,6 +164,10 @@ class Frontend:
         (reply,) = self.loop.receive(cache_messages.BeginPause("pause", request_id, tools))
         assert isinstance(reply, cache_messages.PauseBegun)
 
+    def end_pause(self, request_id: str) -> None:
+        (reply,) = self.loop.receive(cache_messages.EndPause("end", request_id))
+        assert isinstance(reply, cache_messages.PauseEnded)
+
     def pin(self, prompt: Iterable[int], ttl_s: float, salt: str = "") -> cache_messages.Pinned | wire.Failed:
         (reply,) = self.loop.receive(cache_messages.Pin("pin", token_bytes(list(prompt)), ttl_s, salt))
         assert isinstance(reply, cache_messages.Pinned | wire.Failed)

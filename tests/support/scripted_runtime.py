@@ -22,6 +22,7 @@ from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.wire.cache_messages import (
     BeginPause,
     CloseSession,
+    EndPause,
     Explain,
     Explained,
     Flush,
@@ -34,6 +35,7 @@ from radixkv.wire.cache_messages import (
     Outline,
     Outlined,
     PauseBegun,
+    PauseEnded,
     Pin,
     Pinned,
     SessionClosed,
@@ -65,6 +67,8 @@ from radixkv.wire.stats import (
     DiskStats,
     DraftStats,
     HostStats,
+    PauseKindStats,
+    PauseStats,
     ReplicaStats,
     SharedStoreStats,
     SourceStats,
@@ -92,7 +96,7 @@ HOST = HostStats(
     n_state_slots=12,
     n_state_slots_free=5,
     pages_loaded_ahead_total=5,
-    pages_loaded_ahead_used_total=2,
+    pages_loaded_ahead_used_by_waiting_total=2,
 )
 """Counters of a host tier."""
 DISK = DiskStats(
@@ -112,6 +116,19 @@ STATES = StateStats(
     n_slots=20, n_slots_free=4, saved_total=40, hits_total=33, evicted_total=24, missed_tokens_total=512
 )
 """Counters of states of recurrent layers."""
+PAUSES = PauseStats(
+    n_pauses=3,
+    n_spared_tokens=900,
+    returns_total=10,
+    returns_on_device_total=8,
+    given_up_total=2,
+    kinds={
+        "\0search": PauseKindStats(2, 8, 6, 2, median_s=0.52, p90_s=2.0),
+        "\0": PauseKindStats(1, 2, 2, 0, median_s=12.3, p90_s=40.0),
+        "batch\0f, g": PauseKindStats(0, 0, 0, 1),
+    },
+)
+"""Counters of pauses between turns."""
 WINDOWS = WindowStats(
     n_window_pages=30,
     n_window_pages_evictable=12,
@@ -203,6 +220,8 @@ class ScriptedLoop:
     running: dict[str, _Running] = field(default_factory=dict)
     submitted: list[Submit] = field(default_factory=list)
     paused: list[BeginPause] = field(default_factory=list)
+    ended_pauses: list[str] = field(default_factory=list)
+    """Those that have ended because their chats went on elsewhere."""
     cancelled: list[str] = field(default_factory=list)
     explained: list[Explain] = field(default_factory=list)
     matched: list[Match] = field(default_factory=list)
@@ -223,6 +242,8 @@ class ScriptedLoop:
     """Counters of drafts."""
     states: StateStats | None = None
     """Counters of states."""
+    pauses: PauseStats | None = None
+    """Counters of pauses."""
     windows: WindowStats | None = None
     """Counters of window pages."""
     draft_use: DraftUse | None = None
@@ -265,6 +286,7 @@ class ScriptedLoop:
         | Outline
         | Pin
         | BeginPause
+        | EndPause
         | GetStats
         | Drain,
     ) -> list[FromRuntime]:
@@ -334,6 +356,9 @@ class ScriptedLoop:
             case BeginPause():
                 self.paused.append(message)
                 return [PauseBegun(message.id)]
+            case EndPause():
+                self.ended_pauses.append(message.request_id)
+                return [PauseEnded(message.id)]
             case GetStats():
                 return [self._stats(message.id)]
         return []
@@ -464,6 +489,7 @@ class ScriptedLoop:
             disk=self.disk,
             drafts=self.drafts,
             states=self.states,
+            pauses=self.pauses,
             windows=self.windows,
             tenants=self.tenants,
             replicas=self.replicas,

@@ -12,6 +12,7 @@ from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.frontend.miss_counts import MissCounts, MissesAtPlace
 from radixkv.frontend.miss_report import miss_fields, place_text
+from radixkv.frontend.pause_report import pause_fields
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 
@@ -30,6 +31,9 @@ def add_doctor_route(app: DocumentedApp, client: EngineClient, served_model: Ser
             report["nonces_removed"] = served_model.nonce_filter.n_removed
         if served_model.kept_answers is not None:
             report["history_answers"] = _history_fields(served_model.kept_answers)
+        pauses = None if client.refusal is not None else (await client.stats()).pauses
+        if pauses is not None:
+            report["pauses"] = pause_fields(pauses)
         return JSONResponse(report)
 
 

@@ -378,9 +378,9 @@ def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
             host.pages_loaded_ahead_total,
             "Part of host_pages_loaded: before a request could be admitted, or for chats that are expected back.",
         ),
-        "host_pages_loaded_ahead_used": (
-            host.pages_loaded_ahead_used_total,
-            "Those of them that were on the device when the waiting request was admitted that needs them.",
+        "host_pages_loaded_ahead_used_by_waiting": (
+            host.pages_loaded_ahead_used_by_waiting_total,
+            "Those of them that were loaded for a waiting request, and on the device when it was admitted.",
         ),
         "host_pages_stored": (host.pages_stored_total, "Pages copied from the device to the host tier."),
         "host_pages_evicted": (host.pages_evicted_total, "Pages evicted from the host tier."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,6 +39,8 @@ ReplyT = TypeVar("ReplyT")
 SILENT_S = 5.0
 """A replica that has sent nothing for so long gets no requests while another one speaks. It sends heartbeats, but
 none within a step."""
+MAX_PAUSES = 1 << 14
+"""Pauses of which the frontend knows which replica has them; a runtime waits for a thousand at most."""
 STRAGGLER_LIMIT_S = 1.0
 """How long a query waits for other replicas once one has answered."""
 
@@ -84,6 +87,8 @@ class ReplicasClient:
         self._misses = misses
         self._placement = placement or Placement()
         self._stats = JointStats(len(replicas))
+        self._paused: OrderedDict[str, int] = OrderedDict()
+        """The replica that has a pause, by the id of the request whose answer began it; the oldest first."""
         self._sent: dict[str, _Sent] = {}
         """By the id of each request that was sent and has not been abandoned."""
         for replica in self.runtimes:
@@ -149,14 +154,22 @@ class ReplicasClient:
             self.runtimes[sent.number].cancel(request, choice)
 
     def abandon(self, request: InFlightRequest) -> None:
-        """Cancels a request and drops its later output."""
-        if (sent := self._sent.pop(request.id, None)) is not None:
-            self.runtimes[sent.number].abandon(request)
+        """Cancels a request and drops its later output; ends the pause that another replica has of its chat."""
+        if (sent := self._sent.pop(request.id, None)) is None:
+            return
+        self.runtimes[sent.number].abandon(request)
+        resumed = request.prompt.resumes
+        paused = self._paused.pop(resumed, None) if request.has_begun else None
+        if paused is not None and paused != sent.number:
+            self.runtimes[paused].end_pause(resumed)
 
     def begin_pause(self, request: InFlightRequest, tools: Sequence[str]) -> None:
         """See ``RequestSender.begin_pause``."""
         if (sent := self._sent.get(request.id)) is not None:
             self.runtimes[sent.number].begin_pause(request, tools)
+            self._paused[request.id] = sent.number
+            while len(self._paused) > MAX_PAUSES:
+                self._paused.popitem(last=False)
 
     async def idle(self) -> None:
         """Waits until nothing is in flight, and no group that has begun will send more."""

@@ -19,8 +19,10 @@ from radixkv.wire.cache_messages import (
 
 ReplyT = TypeVar("ReplyT", Flushed, Invalidated, SessionClosed)
 
-MEANS = frozenset({"load_seconds_per_token", "compute_seconds_per_token", "fetch_seconds_per_token"})
-"""Fields with moving averages."""
+MEANS = frozenset(
+    {"load_seconds_per_token", "compute_seconds_per_token", "fetch_seconds_per_token", "median_s", "p90_s"}
+)
+"""Fields with moving averages, or quantiles of what was seen lately."""
 _MAXIMA = frozenset({"page_bytes", "start_seconds", "is_away"})
 """Fields that are equal, or of which the greatest matters."""
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from heapq import nlargest
 
+from radixkv.runtime.pauses.shared_room import SharedRoom
 from radixkv.tree.reuse_rates import ReuseRates
+from radixkv.wire.stats import PauseKindStats, kind_key
 
 MAX_KINDS = 4096
-"""Kinds of pauses that are remembered; those seen least recently are forgotten."""
+"""Kinds of pauses that are remembered; of too many, the tenant with the most forgets its oldest."""
+MAX_SHOWN_KINDS = 16
+"""Kinds of pauses in the statistics."""
 _TICKS_PER_S = 64
 """Resolution of the times, which ``ReuseRates`` groups by powers of two."""
 _PATIENCE = 3.0
@@ -28,6 +33,10 @@ class _Times:
     rates: ReuseRates = field(default_factory=lambda: ReuseRates(1))
     longest_s: float = 0.0
     """The longest pause that has ended, or less."""
+    n_returned: int = 0
+    n_on_device: int = 0
+    """Those of them whose conversation was on the device as a whole."""
+    n_given_up: int = 0
 
 
 class PauseTimes:
@@ -38,19 +47,46 @@ class PauseTimes:
     """
 
     def __init__(self) -> None:
-        self._times: OrderedDict[Kind, _Times] = OrderedDict()
-        """Those seen least recently come first."""
+        self._times = SharedRoom[Kind, _Times](MAX_KINDS)
 
-    def add(self, kind: Kind, pause_s: float, *, has_returned: bool) -> None:
+    def add(self, kind: Kind, pause_s: float, *, has_returned: bool, is_on_device: bool = False) -> None:
         """Takes account of a pause that has ended, or was given up at this age. Some 0.1 ms."""
-        times = self._times.setdefault(kind, _Times())
-        self._times.move_to_end(kind)
-        if len(self._times) > MAX_KINDS:
-            self._times.popitem(last=False)
+        times = self._times.get(kind)
+        if times is None:
+            times = _Times()
+            self._times.put(kind[0], kind, times)
+        else:
+            self._times.renew(kind)
         times.rates.add(0, int(pause_s * _TICKS_PER_S), 1, were_used=has_returned)
         times.rates.update()
+        times.n_returned += has_returned
+        times.n_on_device += is_on_device
+        times.n_given_up += not has_returned
         if has_returned:
             times.longest_s = max(pause_s, _LONGEST_DECAY * times.longest_s)
+
+    def stats(self, n_open: Mapping[Kind, int]) -> dict[str, PauseKindStats]:
+        """Returns counters of the kinds with the most pauses, and what is learnt of their times. O(kinds).
+
+        Args:
+            n_open: how many pauses of each kind are waited for.
+        """
+        kinds = dict.fromkeys(n_open, _Times()) | dict(self._times.items())
+
+        def n_seen(kind: Kind) -> int:
+            return n_open.get(kind, 0) + kinds[kind].n_returned + kinds[kind].n_given_up
+
+        return {
+            kind_key(*kind): PauseKindStats(
+                n_open=n_open.get(kind, 0),
+                returns_total=kinds[kind].n_returned,
+                returns_on_device_total=kinds[kind].n_on_device,
+                given_up_total=kinds[kind].n_given_up,
+                median_s=_in_seconds(kinds[kind].rates.quantile(0, 0.5)),
+                p90_s=_in_seconds(kinds[kind].rates.quantile(0, 0.9)),
+            )
+            for kind in nlargest(MAX_SHOWN_KINDS, kinds, key=n_seen)
+        }
 
     def rate(self, kind: Kind, age_s: float) -> float:
         """Returns how many returns a second a pause of this age is expected to give while it is waited for.
@@ -66,3 +102,7 @@ class PauseTimes:
         if times is None or not times.longest_s:
             return _FIRST_PATIENCE_S
         return max(_MIN_PATIENCE_S, _PATIENCE * times.longest_s)
+
+
+def _in_seconds(ticks: float | None) -> float | None:
+    return None if ticks is None else ticks / _TICKS_PER_S

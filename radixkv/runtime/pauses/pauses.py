@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -12,23 +12,25 @@ from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.pauses.pause_times import Kind, PauseTimes
+from radixkv.runtime.pauses.shared_room import SharedRoom
 from radixkv.runtime.protocols import NeededPrompt, Observer, Returns
 from radixkv.runtime.request import Request
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
-from radixkv.wire.cache_messages import BeginPause, PauseBegun
+from radixkv.wire.cache_messages import BeginPause, EndPause, PauseBegun, PauseEnded
 from radixkv.wire.messages import Submit
 from radixkv.wire.stats import PauseStats
 
 MAX_PAUSES = 1024
-"""Pauses that are waited for at a time; the oldest is given up for a new one."""
+"""Pauses that are waited for at a time; for a new one the tenant with the most gives up its oldest."""
 MAX_SPARED = 256
-"""Conversations that an eviction spares, each of which costs it some microseconds."""
+"""Conversations that an eviction spares, each of which costs it some microseconds. Tenants take turns in them."""
 WORTH_OF_OTHERS = 0.5
 """Returns that are expected of a page of unknown use, in as long as it was not used: a page that was evicted after
 10 s without a use is thought to be worth 0.05 returns a second. Pauses with a lower rate are not spared."""
 MAX_PAUSED_BYTES = 1 << 26
-"""Tokens of all pauses, in bytes; beyond it the oldest are given up. Ended answers have as many."""
+"""Tokens of all pauses, in bytes; beyond it the tenant with the most gives up its oldest. Ended answers have as
+many."""
 _MAX_ENDED = 1024
 """Ended answers of which the frontend may still say that a prompt can go on from them."""
 _REORDER_S = 0.1
@@ -106,11 +108,10 @@ class Pauses(Returns):
         self._cache = cache
         self._clock = clock
         self._times = PauseTimes()
-        self._ended: OrderedDict[str, _Ended] = OrderedDict()
-        """By id of the request, the oldest first."""
-        self._n_ended_bytes = self._n_paused_bytes = 0
-        self._pauses: OrderedDict[str, _Pause] = OrderedDict()
-        """By id of the request whose answer began it, the oldest first."""
+        self._ended = SharedRoom[str, _Ended](_MAX_ENDED, MAX_PAUSED_BYTES)
+        """By id of the request."""
+        self._pauses = SharedRoom[str, _Pause](MAX_PAUSES, MAX_PAUSED_BYTES)
+        """By id of the request whose answer began it."""
         self._order: list[_Pause] = []
         """Those that are spared, as of ``_ordered_at``, the first one first."""
         self._ordered_at = -inf
@@ -125,7 +126,7 @@ class Pauses(Returns):
         """Begins a turn: it ends a pause once its prompt is computed, and another may follow it. O(edges)."""
         may_pause = message.may_pause and message.reads_cache
         turn = Turn(self, may_pause, message.session_id, message.expected_pause_s)
-        self._take_ended(message.resumes)  # a pause that has not begun yet has ended
+        self._ended.pop(message.resumes)  # a pause that has not begun yet has ended
         pause = self._pauses.get(message.resumes)
         if pause is not None and pause.namespace == choices[0].namespace:
             (n_cached,) = self._cache.matches([(pause.namespace, pause.key)])
@@ -139,9 +140,8 @@ class Pauses(Returns):
     def resume(self, turn: Turn, namespace: Namespace) -> None:
         """Ends the pause that a turn goes on from, and all of its session. O(1), with a session O(pauses)."""
         returned, turn.resumed = turn.resumed, None
-        if returned is not None and returned.name in self._pauses:
-            pause = self._take(returned.name)
-            self._times.add(pause.kind, returned.pause_s, has_returned=True)
+        if returned is not None and (pause := self._take(returned.name)) is not None:
+            self._times.add(pause.kind, returned.pause_s, has_returned=True, is_on_device=returned.is_on_device)
             self._n_returned += 1
             self._n_on_device += returned.is_on_device
         if turn.session_id:
@@ -156,26 +156,28 @@ class Pauses(Returns):
     def end_turn(self, choice: Request, turn: Turn) -> None:
         """Keeps the tokens of an answer, until the frontend says that a prompt can go on from it. O(tokens)."""
         prompt = choice.namespace, bytes(choice.tokens)
-        self._take_ended(choice.id)
-        self._ended[choice.id] = _Ended(choice.sender, prompt, turn)
-        self._n_ended_bytes += len(prompt[1])
-        while len(self._ended) > _MAX_ENDED or self._n_ended_bytes > MAX_PAUSED_BYTES:
-            self._take_ended(next(iter(self._ended)))
+        self._ended.put(choice.sender, choice.id, _Ended(choice.sender, prompt, turn), len(prompt[1]))
 
     def begin(self, message: BeginPause) -> PauseBegun:
         """Begins the pause after an answer; that of an unknown one is ignored. O(tools)."""
-        ended = self._take_ended(message.request_id)
+        ended = self._ended.pop(message.request_id)
         if ended is not None and (turn := ended.turn).expected_s != 0:
             kind = ended.sender, tuple(sorted(set(message.tools)))
-            if message.request_id in self._pauses:
-                self._take(message.request_id)
+            self._take(message.request_id)
             pause = _Pause(*ended.prompt, turn.session_id, kind, self._clock(), turn.expected_s)
-            self._pauses[message.request_id] = pause
-            self._n_paused_bytes += len(pause.key)
-            while len(self._pauses) > MAX_PAUSES or self._n_paused_bytes > MAX_PAUSED_BYTES:
-                self._take(next(iter(self._pauses)))
+            for given_up in self._pauses.put(ended.sender, message.request_id, pause, len(pause.key)):
+                given_up.key = b""
             self._ordered_at = -inf
         return PauseBegun(message.id)
+
+    def end(self, message: EndPause) -> PauseEnded:
+        """Ends a pause whose chat goes on elsewhere; one that is unknown is ignored. O(1).
+
+        Nothing is learnt of it: its pages were neither of use nor kept in vain for as long as they might have been.
+        """
+        self._ended.pop(message.request_id)
+        self._take(message.request_id)
+        return PauseEnded(message.id)
 
     def expected(self) -> Iterator[NeededPrompt]:
         """Yields what the next prompts of spared conversations begin with, the first one first.
@@ -190,27 +192,25 @@ class Pauses(Returns):
                 yield pause
 
     def stats(self) -> PauseStats:
-        """Returns counters and gauges. O(pauses · log pauses)."""
+        """Returns counters and gauges. O(pauses · log pauses + kinds)."""
         n_spared = sum(len(one.key) // TOKEN_BYTES for one in self.expected())
-        return PauseStats(len(self._pauses), n_spared, self._n_returned, self._n_on_device, self._n_given_up)
+        kinds = self._times.stats(Counter(pause.kind for _, pause in self._pauses.items()))
+        return PauseStats(
+            len(self._pauses), n_spared, self._n_returned, self._n_on_device, self._n_given_up, kinds=kinds
+        )
 
     def clear(self) -> None:
         """Forgets all pauses, because the cache is emptied; what is learnt stays. O(pauses)."""
-        for name in list(self._pauses):
+        for name, _ in list(self._pauses.items()):
             self._take(name)
-        self._ended.clear()
-        self._n_ended_bytes = 0
+        for name, _ in list(self._ended.items()):
+            self._ended.pop(name)
 
-    def _take_ended(self, name: str) -> _Ended | None:
-        ended = self._ended.pop(name, None)
-        self._n_ended_bytes -= 0 if ended is None else len(ended.prompt[1])
-        return ended
-
-    def _take(self, name: str) -> _Pause:
-        """Removes a pause; nobody waits for it any more."""
+    def _take(self, name: str) -> _Pause | None:
+        """Removes a pause, for which nobody waits any more, and returns it; None if there is none."""
         pause = self._pauses.pop(name)
-        self._n_paused_bytes -= len(pause.key)
-        pause.key = b""
+        if pause is not None:
+            pause.key = b""
         return pause
 
     def _reorder(self, now: float) -> None:
@@ -229,10 +229,27 @@ class Pauses(Returns):
             elif rate > min_rate:
                 rates.append((rate, pause))
         rates.sort(key=itemgetter(0), reverse=True)
-        self._order, self._ordered_at = [pause for _, pause in rates[:MAX_SPARED]], now
+        self._order, self._ordered_at = [pause for _, pause in _in_turn(rates)], now
 
     def _give_up(self, name: str, age_s: float) -> None:
         pause = self._take(name)
-        if pause.expected_s is None:
+        if pause is not None and pause.expected_s is None:
             self._times.add(pause.kind, age_s, has_returned=False)
         self._n_given_up += 1
+
+
+def _in_turn(rates: Sequence[tuple[float, _Pause]]) -> Sequence[tuple[float, _Pause]]:
+    """Returns the pauses that are spared, in their order; of too many, first each tenant's best, then its second.
+
+    Args:
+        rates: the pauses with their rates, the highest rate first.
+    """
+    if len(rates) <= MAX_SPARED:
+        return rates
+    n_before: Counter[str] = Counter()
+    turns: list[tuple[int, int]] = []
+    for place, (_, pause) in enumerate(rates):
+        tenant, _ = pause.kind
+        turns.append((n_before[tenant], place))
+        n_before[tenant] += 1
+    return [rates[place] for place in sorted(place for _, place in sorted(turns)[:MAX_SPARED])]

@@ -382,7 +382,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             n_state_slots=self.copier.n_state_slots,
             n_state_slots_free=0 if self.host.recurrent_states is None else self.host.recurrent_states.n_free,
             pages_loaded_ahead_total=n_ahead,
-            pages_loaded_ahead_used_total=n_ahead_used,
+            pages_loaded_ahead_used_by_waiting_total=n_ahead_used,
         )
 
     def check(self) -> None:

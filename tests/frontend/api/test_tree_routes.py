@@ -23,7 +23,7 @@ from radixkv.settings.server_config import ServerConfig
 from radixkv.wire.cache_messages import TierOutline, TreeNode
 from support.live import wait_for
 from support.running_site import running_site, site_fixture
-from support.scripted_runtime import DISK, DRAFTS, HOST, STATES, ScriptedLoop, Site
+from support.scripted_runtime import DISK, DRAFTS, HOST, PAUSES, STATES, ScriptedLoop, Site
 
 KEY = "the-key"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -92,6 +92,29 @@ def test_states_are_counted_where_there_are_any(served_model: ServedModel, tmp_p
         shown = site.http.get("/cache/tree").json()
     assert shown["tiers"]["device"]["states"] == {"capacity": 20, "free": 4}
     assert (shown["totals"]["state_hits"], shown["totals"]["states_evicted"]) == (33, 24)
+
+
+def test_pauses_are_shown_where_they_are_learnt(served_model: ServedModel, tmp_path: Path) -> None:
+    with running_site(replace(served_model, ready=ScriptedLoop().ready), tmp_path) as site:
+        assert "pauses" not in site.http.get("/cache/doctor").json()
+        site.loop.pauses = PAUSES
+        shown = site.http.get("/cache/tree").json()["pauses"]
+        assert site.http.get("/cache/doctor").json()["pauses"] == shown
+        assert "search" not in site.http.get("/metrics").text
+    assert (shown["open"], shown["returns"], shown["returns_on_device"], shown["given_up"]) == (3, 10, 8, 2)
+    assert shown["text"] == (
+        "3 chats are expected to go on; 80% of 10 that went on were cached on the device as a whole"
+    )
+    first = shown["kinds"][0]
+    assert (first["tools"], first["return_share"], first["median_seconds"]) == ("search", 0.8, 0.52)
+    assert [one.get("tenant") for one in shown["kinds"]] == [None, None, "batch"]
+    assert [one["text"] for one in shown["kinds"]] == [
+        "tool search: half come back within 0.52 s, nine of ten within 2 s, 80% of 10 came back, "
+        "75% of them were on the device, 2 expected",
+        "users: half come back within 12 s, nine of ten within 40 s, 100% of 2 came back, "
+        "100% of them were on the device, 1 expected",
+        "tools f, g of batch: none of 1 came back",
+    ]
 
 
 def test_each_tier_that_there_is_is_shown(served_model: ServedModel, tmp_path: Path) -> None:

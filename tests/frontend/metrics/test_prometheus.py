@@ -140,7 +140,7 @@ ADDED_BY_A_HOST_TIER = {
     "host_hits_computed_total": 4,
     "host_pages_loaded_total": 6,
     "host_pages_loaded_ahead_total": 5,
-    "host_pages_loaded_ahead_used_total": 2,
+    "host_pages_loaded_ahead_used_by_waiting_total": 2,
     "host_pages_stored_total": 9,
     "host_pages_evicted_total": 3,
     "host_load_seconds_total": 0.5,

@@ -12,6 +12,8 @@ from radixkv.wire.stats import (
     DiskStats,
     DraftStats,
     HostStats,
+    PauseKindStats,
+    PauseStats,
     ReplicaStats,
     SharedStoreStats,
     SourceStats,
@@ -60,6 +62,21 @@ def test_sizes_and_rates_are_not_added() -> None:
     assert joint.host.page_bytes == 3
     assert joint.host.load_seconds_per_token == 2.0
     assert joint.host.n_slots == 4
+
+
+def test_pauses_of_a_kind_are_added() -> None:
+    of_each = [
+        {"\0search": PauseKindStats(1, 6, 4, 2, 2.0, 4.0), "\0": PauseKindStats(1, 0, 0, 0)},
+        {"\0search": PauseKindStats(2, 1, 0, 0, 4.0, 6.0)},
+    ]
+    joint = JointStats(2)
+    both = {index: Stats("a", pauses=PauseStats(1, 0, 0, 0, 0, kinds)) for index, kinds in enumerate(of_each)}
+    pauses = joint.add(both, [0, 0]).pauses
+    assert pauses is not None
+    assert pauses.kinds == {"\0search": PauseKindStats(3, 7, 4, 2, 3.0, 5.0), "\0": PauseKindStats(1, 0, 0, 0)}
+    pauses = joint.add({1: both[1]}, [0, 0]).pauses
+    assert pauses is not None
+    assert pauses.kinds["\0search"] == PauseKindStats(2, 7, 4, 2, 4.0, 6.0)
 
 
 def test_each_replica_is_shown_those_that_are_down_too() -> None:
@@ -119,7 +136,7 @@ def test_a_store_that_all_share_is_counted_once() -> None:
 
 
 GAUGES = set(
-    "n_bytes n_duplicate_tokens n_loading n_pages n_pages_evictable n_pages_free n_pages_pinned n_pauses "
+    "n_bytes n_duplicate_tokens n_loading n_open n_pages n_pages_evictable n_pages_free n_pages_pinned n_pauses "
     "n_running n_running_slots n_running_tokens n_saved_tokens n_slabs n_slabs_taken n_slots n_slots_free "
     "n_slots_pinned n_spared_tokens n_state_slots n_state_slots_free n_tails n_waiting n_window_pages "
     "n_window_pages_evictable".split()
@@ -128,7 +145,8 @@ GAUGES = set(
 COUNTERS = {"n_added", "n_cached", "n_copied", "n_fetched", "n_loaded"}
 """Counters without the ending of one, which only ``CacheUse`` and ``SourceStats`` may have."""
 NOT_ADDED = set(
-    "compute_seconds_per_token fetch_seconds_per_token is_away load_seconds_per_token page_bytes".split()
+    "compute_seconds_per_token fetch_seconds_per_token is_away load_seconds_per_token median_s p90_s "
+    "page_bytes".split()
 )
 
 

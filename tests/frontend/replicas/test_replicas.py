@@ -495,3 +495,63 @@ def test_what_a_full_queue_refuses_goes_to_the_next_best_and_is_counted_there() 
             assert placed[2]["queue_full"] == n_refused
 
     run(test)
+
+
+async def pausing_turn(client: ReplicasClient, name: str, resumes: str = "", max_tokens: int = 2) -> None:
+    prompt = Submit(
+        name, pack_tokens([1, 2]), SamplingParams(max_tokens=max_tokens), may_pause=True, resumes=resumes
+    )
+    async with client.submit([prompt], arrived=Arrival(time.monotonic())) as group:
+        async for delta in group.deltas():
+            if delta.finish_reason is not None:
+                group.end_choice(delta, delta.finish_reason)
+                group.begin_pause(delta, ())
+
+
+def test_a_chat_that_goes_on_in_another_replica_ends_its_pause_in_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        ended: list[tuple[RuntimeClient, str]] = []
+        async with replicas() as state:
+            end_pause = RuntimeClient.end_pause
+
+            def note(of: RuntimeClient, name: str) -> None:
+                ended.append((of, name))
+                end_pause(of, name)
+
+            monkeypatch.setattr(RuntimeClient, "end_pause", note)
+            first, second = state.each
+            away = Draining("the end")
+            second.refusal = away
+            await pausing_turn(state.client, "a")
+            await pausing_turn(state.client, "b", resumes="a")
+            assert not ended, "the runtime sees for itself that it goes on"
+            first.refusal, second.refusal = away, None
+            await pausing_turn(state.client, "c", resumes="unknown")
+            assert not ended
+            await pausing_turn(state.client, "d", resumes="b")
+            assert ended == [(first, "b")]
+            first.refusal = None
+            assert (await state.client.stats()).n_running == 0  # both have understood all messages
+
+    run(test)
+
+
+def test_a_turn_that_is_cancelled_at_once_ends_no_pause_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        ended: list[str] = []
+        monkeypatch.setattr(RuntimeClient, "end_pause", lambda of, name: ended.append(name))
+        async with replicas() as state:
+            first, second = state.each
+            second.refusal = Draining("the end")
+            await pausing_turn(state.client, "a")
+            first.refusal, second.refusal = second.refusal, None
+            prompt = Submit("b", pack_tokens([1, 2]), SamplingParams(max_tokens=2), resumes="a")
+            async with state.client.submit([prompt], arrived=Arrival(time.monotonic())):
+                pass
+            assert not ended
+            await pausing_turn(state.client, "c", resumes="a")
+            assert ended == ["a"]
+
+    run(test)

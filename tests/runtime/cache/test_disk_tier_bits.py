@@ -107,7 +107,7 @@ def test_pages_are_fetched_and_loaded_while_their_requests_wait(restarts: Restar
         assert [server.outputs[seed].n_loaded for seed in PROMPTS] == WHOLE
         host, _ = server.scheduler.tiers.stats()
         assert host is not None
-        assert host.pages_loaded_ahead_used_total > 0
+        assert host.pages_loaded_ahead_used_by_waiting_total > 0
 
 
 def test_pages_outlive_the_server(restarts: Restarts) -> None:

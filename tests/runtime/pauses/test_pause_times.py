@@ -58,6 +58,15 @@ def test_what_was_learnt_is_replaced_when_times_change() -> None:
     assert times.rate(TOOL, 0.0) < 0.2
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_quantiles_are_right_to_a_third(share: float) -> None:
+    rng = random.Random(1)
+    pauses = [3.0 * rng.lognormvariate(0, 0.8) for _ in range(40)]
+    kind = learnt(*pauses).stats({})["\0search"]
+    found = {0.5: kind.median_s, 0.9: kind.p90_s}[share]
+    assert found == pytest.approx(sorted(pauses)[int(share * 40)], rel=0.35)
+
+
 def test_patience_is_a_multiple_of_the_longest_pause() -> None:
     times = PauseTimes()
     assert times.patience_s(TOOL) == 600.0

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
+import msgspec
 import pytest
 
-from radixkv.runtime.pauses import pauses
+from radixkv.runtime.pauses import pause_times, pauses
+from radixkv.settings.tenants import TenantConfig
 from radixkv.wire.messages import Failed
-from radixkv.wire.stats import PauseStats
+from radixkv.wire.stats import PauseKindStats, PauseStats
 from support.loop_frontend import Frontend
 
 N_PAGES = 32
 
 
-def turn(front: Frontend, name: str, prompt: Sequence[int], *tools: str, resumes: str = "") -> list[int]:
+def turn(
+    front: Frontend, name: str, prompt: Sequence[int], *tools: str, resumes: str = "", tenant: str = ""
+) -> list[int]:
     """Serves a turn and begins its pause; returns its prompt and answer."""
-    received = front.serve(name, prompt, may_pause=True, resumes=resumes, temperature=0.0)
+    received = front.serve(name, prompt, may_pause=True, resumes=resumes, tenant=tenant, temperature=0.0)
     front.begin_pause(name, *tools)
     return [*prompt, *received.tokens[0]]
 
@@ -49,6 +54,10 @@ def stats(front: Frontend) -> PauseStats:
     found = front.stats().pauses
     assert found is not None
     return found
+
+
+def totals(front: Frontend) -> PauseStats:
+    return msgspec.structs.replace(stats(front), kinds={})
 
 
 @pytest.fixture
@@ -109,7 +118,33 @@ def test_a_pause_that_takes_too_long_is_given_up_and_learnt(front: Frontend) -> 
     front.now += 60.0
     press(front)
     assert n_cached(front, paused) == 0
-    assert stats(front) == PauseStats(0, 0, returns_total=8, returns_on_device_total=8, given_up_total=1)
+    assert totals(front) == PauseStats(0, 0, returns_total=8, returns_on_device_total=8, given_up_total=1)
+
+
+def test_what_is_learnt_of_each_tool_is_shown(front: Frontend) -> None:
+    learn(front, "search", 0.5, first=100)
+    learn(front, "test", 30.0, first=200, n_times=2)
+    turn(front, "lost", numbered(300), "search")
+    front.now += 60.0
+    turn(front, "paused", numbered(400), "test", "search")
+    kinds = stats(front).kinds
+    assert list(kinds) == ["\0search", "\0test", "\0search, test"]
+    assert kinds["\0search, test"] == PauseKindStats(1, 0, 0, 0)
+    search, test = kinds["\0search"], kinds["\0test"]
+    assert (search.n_open, search.returns_total, search.given_up_total) == (0, 8, 1)
+    assert search.returns_on_device_total == 8
+    assert search.median_s == pytest.approx(0.5, rel=0.5)
+    assert test.median_s is not None
+    assert test.p90_s is not None
+    assert 15 < test.median_s < test.p90_s < 45
+
+
+def test_few_kinds_with_short_names_are_shown(front: Frontend) -> None:
+    for number in range(30):
+        turn(front, str(number), numbered(300), "f" * 1000, str(number))
+    kinds = stats(front).kinds
+    assert len(kinds) == 16
+    assert max(map(len, kinds)) < 130
 
 
 def test_a_return_is_on_the_device_only_as_a_whole(front: Frontend) -> None:
@@ -142,7 +177,7 @@ def test_pauses_of_unknown_answers_are_ignored(front: Frontend, name: str) -> No
     front.serve("late", numbered(300))
     front.begin_pause(name, "search")
     front.serve("back", numbered(300, 30), resumes=name)
-    assert stats(front) == PauseStats(0, 0, 0, 0, 0)
+    assert totals(front) == PauseStats(0, 0, 0, 0, 0)
 
 
 def test_a_cancelled_request_may_still_pause(front: Frontend) -> None:
@@ -161,15 +196,48 @@ def test_a_flush_ends_all_pauses(front: Frontend) -> None:
 
 
 @pytest.mark.parametrize(("name", "limit"), [("MAX_PAUSES", 2), ("MAX_PAUSED_BYTES", 2 * 26 * 4)])
-def test_the_oldest_of_too_many_pauses_is_given_up(
-    front: Frontend, monkeypatch: pytest.MonkeyPatch, name: str, limit: int
-) -> None:
+def test_the_oldest_of_too_many_pauses_is_given_up(monkeypatch: pytest.MonkeyPatch, name: str, limit: int) -> None:
     monkeypatch.setattr(pauses, name, limit)
+    front = Frontend(n_pages=N_PAGES, max_num_seqs=4)
     for number in range(3):
         turn(front, str(number), numbered(100 * number + 1), "search")
     front.serve("back", numbered(1), resumes="0")
     assert stats(front).n_pauses == 2
     assert stats(front).returns_total == 0
+
+
+TENANTS = [TenantConfig("few"), TenantConfig("many")]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "limit"),
+    [
+        (pauses, "MAX_PAUSES", 4),
+        (pauses, "MAX_PAUSED_BYTES", 4 * 26 * 4),
+        (pauses, "_MAX_ENDED", 4),
+        (pauses, "MAX_SPARED", 2),
+        (pause_times, "MAX_KINDS", 2),
+    ],
+)
+def test_a_tenant_with_many_chats_or_tools_pushes_out_nothing_of_another(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, limit: int
+) -> None:
+    monkeypatch.setattr(module, name, limit)
+    front = Frontend(n_pages=512, max_num_seqs=4, tenants=TENANTS)
+    tokens = turn(front, "learnt", numbered(1), "search", tenant="few")
+    front.now += 0.5
+    front.serve("back", [*tokens, 1], resumes="learnt", tenant="few")
+    for number in range(6):
+        tokens = turn(front, f"quick {number}", numbered(40 * number), f"tool {number}", tenant="many")
+        front.now += 0.01
+        front.serve(f"quick back {number}", [*tokens, 1], resumes=f"quick {number}", tenant="many")
+    front.serve("paused", numbered(300), tenant="few", may_pause=True)
+    for number in range(6):
+        front.serve(f"ended {number}", numbered(40 * number), tenant="many", may_pause=True)
+    front.begin_pause("paused", "search")
+    for number in range(6):
+        turn(front, f"many {number}", numbered(40 * number), f"tool {number % 6}", tenant="many")
+    assert [*front.scheduler.returns.expected()][-1].namespace.tenant == "few"
 
 
 def test_requests_never_wait_for_conversations_that_pause(front: Frontend) -> None:
@@ -197,6 +265,22 @@ def test_another_turn_of_a_session_ends_its_pauses(front: Frontend) -> None:
         front.begin_pause(name)
     assert stats(front).n_pauses == 1
     front.serve("back", numbered(300), resumes="first", session_id="chat")
+    assert totals(front) == PauseStats(0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("begins_late", [False, True])
+def test_a_chat_that_goes_on_elsewhere_pauses_no_more_and_nothing_is_learnt(
+    front: Frontend, begins_late: bool
+) -> None:
+    if begins_late:
+        front.serve("a", numbered(300), may_pause=True)
+        front.end_pause("a")
+        front.begin_pause("a", "search")
+    else:
+        turn(front, "a", numbered(300), "search")
+        front.end_pause("a")
+    front.end_pause("unknown")
+    front.now += 1000.0
     assert stats(front) == PauseStats(0, 0, 0, 0, 0)
 
 
@@ -225,7 +309,7 @@ def test_a_prompt_that_overtakes_the_begin_of_the_pause_ends_it(front: Frontend)
 def test_nobody_ends_the_pause_of_another_salt(front: Frontend) -> None:
     turn(front, "paused", numbered(300), "search")
     front.serve("foreign", numbered(300, 30), salt="other", resumes="paused")
-    assert stats(front) == PauseStats(1, stats(front).n_spared_tokens, 0, 0, 0)
+    assert totals(front) == PauseStats(1, stats(front).n_spared_tokens, 0, 0, 0)
 
 
 def test_an_id_that_is_used_again_counts_once(front: Frontend) -> None:

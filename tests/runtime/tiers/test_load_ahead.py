@@ -65,7 +65,7 @@ def ahead(engine: Engine) -> tuple[int, int]:
     """Returns the pages loaded ahead, and those of them that were of use."""
     host, _ = engine.scheduler.tiers.stats()
     assert host is not None
-    return host.pages_loaded_ahead_total, host.pages_loaded_ahead_used_total
+    return host.pages_loaded_ahead_total, host.pages_loaded_ahead_used_by_waiting_total
 
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])

@@ -137,6 +137,7 @@ function show(snapshot) {
   setState("live", "live");
   at("no-contents").hidden = snapshot.has_contents;
   showTiles(snapshot);
+  showPauses(snapshot.pauses);
   showTree();
   showCharts();
 }
@@ -423,6 +424,16 @@ function showLargest(top, hasHost) {
   at("largest").tBodies[0].replaceChildren(...runs.slice(0, 16).map((run) =>
     make("tr", {}, ...columns.map(([, value, , className = ""]) => make("td", { className }, value(run))))));
   at("largest").querySelectorAll("button")[focused]?.focus({ preventScroll: true });
+}
+
+// ---------------------------------------------------------------- pauses
+
+/** Shows how long tools and users take between turns; nothing before the first chat has paused. */
+function showPauses(pauses) {
+  at("pauses").hidden = !pauses || pauses.open + pauses.returns + pauses.given_up === 0;
+  if (at("pauses").hidden) return;
+  at("pauses-summary").textContent = pauses.text;
+  at("pauses-kinds").replaceChildren(...pauses.kinds.map((kind) => make("li", {}, kind.text)));
 }
 
 // ---------------------------------------------------------------- charts

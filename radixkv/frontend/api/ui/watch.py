@@ -13,6 +13,7 @@ from radixkv.errors import RequestError
 from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.errors import RuntimeRestarting
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START, typed_event
+from radixkv.frontend.pause_report import pause_fields
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_messages import Outlined, TierOutline, TreeNode
@@ -119,7 +120,9 @@ class CacheWatch:
             "load": {"running": stats.n_running, "waiting": stats.n_waiting, "max_running": ready.max_num_seqs},
             "totals": totals,
             "tiers": tiers,
-        } | ({} if outlined.joint is None else {"joint": _tree_fields(outlined.joint, tokenizer)})
+            **({} if outlined.joint is None else {"joint": _tree_fields(outlined.joint, tokenizer)}),
+            **({} if stats.pauses is None else {"pauses": pause_fields(stats.pauses)}),
+        }
 
 
 def _tree_fields(outline: TierOutline, tokenizer: Tokenizer | None) -> dict[str, Any]:
