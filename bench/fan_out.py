@@ -1,9 +1,10 @@
 """Prompt tokens that are computed more than once where many agents begin with one new prefix.
 
-Time is virtual: scheduler and cache are the server's, and steps take the times of ``modelled_steps.py``. Each step is
-planned before the result of the one before is known, as in the server. Prints a JSON line for each kind of model,
-case, policy and step size: tokens computed beyond the distinct ones, in all and in percent of these, and the mean and
-last time to the first token. Distinct tokens are those of the tree of all prompts, each counted once.
+Time is virtual: scheduler and cache are the server's, and steps take the times of ``modelled_steps.py``. Each
+step is planned before the result of the one before is known, as in the server. Prints a JSON line for each kind
+of model, case, policy and step size: tokens computed beyond the distinct ones, in all and in percent of these,
+and the mean and last time to the first token. Distinct tokens are those of the tree of all prompts, each counted
+once.
 
     burst           64 children at once: a prefix of 20,000 tokens, tails of 50 to 200
     in_page         the same with 20,007 tokens, so that the prefix ends within a page
@@ -82,7 +83,9 @@ def ids(rng: Random, n_tokens: int) -> list[int]:
     return rng.choices(range(10, VOCAB), k=n_tokens)
 
 
-def children(rng: Random, prefix: list[int], low: int = 50, high: int = 200, n: int = N_CHILDREN) -> list[list[int]]:
+def children(
+    rng: Random, prefix: list[int], low: int = 50, high: int = 200, n: int = N_CHILDREN
+) -> list[list[int]]:
     return [prefix + ids(rng, rng.randint(low, high)) for _ in range(n)]
 
 
@@ -244,7 +247,9 @@ def _request(arrival: Arrival, number: int, choice: int) -> Request:
 
 def main() -> None:
     parser = script_parser(__doc__)
-    parser.add_argument("--case", action="append", choices=list(CASES), help="may occur several times; default: all")
+    parser.add_argument(
+        "--case", action="append", choices=list(CASES), help="may occur several times; default: all"
+    )
     parser.add_argument("--model", action="append", choices=("attention", "recurrent"), help="default: both")
     parser.add_argument("--policy", action="append", choices=("lpm", "fcfs"), help="default: both")
     parser.add_argument("--step-tokens", type=int, action="append", help="default: 2048 and 8192")

@@ -68,8 +68,8 @@ class CommonPrefixes:
         self._enter(self._waiting, request, request.key)
 
     def places(self, request: Request, start: int, end: int) -> list[int]:
-        """Returns the positions of states up to which waiting prompts have a prompt's tokens, those after ``start`` and
-        up to ``end``.
+        """Returns the positions of states up to which waiting prompts have a prompt's tokens, those after
+        ``start`` and up to ``end``.
 
         Each leaves a token of both prompts to compute. O(``MAX_LEVELS`` · log waiting) comparisons of prompts.
 
