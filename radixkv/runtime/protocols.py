@@ -385,9 +385,12 @@ class States:
     block_tokens = 1
     """Chunks of prompts end at multiples of it, where a step has room for so many tokens."""
 
+    def arrived(self, request: Request) -> None:
+        """Takes note of a new request in the waiting queue."""
+
     def is_awaited(self, request: Request) -> bool:
-        """Returns whether a waiting request is to be admitted a step later, because the next plan or a launched one
-        computes a state that it could go on from."""
+        """Returns whether a waiting request is to be admitted later, because the next plan or a launched one
+        computes a state that it could go on from, or a request that runs is about to."""
         return False
 
     def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> None:

@@ -93,6 +93,11 @@ class NodeStates:
         """
         return max((end for end, state in self._states_on(node, tokens) if state.is_computed), default=0)
 
+    def n_found(self, namespace: Namespace, tokens: bytes) -> int:
+        """Returns how many of the tokens a match finds. O(edges)."""
+        root = self._forest.roots.get(namespace)
+        return 0 if root is None else self.deepest(root, tokens) // TOKEN_BYTES
+
     def n_coming(self, namespace: Namespace, tokens: bytes) -> int:
         """Returns by how many tokens a match will grow with the states that launched steps compute.
 

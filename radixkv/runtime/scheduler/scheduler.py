@@ -184,6 +184,7 @@ class Scheduler:
             choice.order = choice.priority, self._n_requests
             self._n_requests += 1
         self.waiting.add(leader)
+        self.states.arrived(leader)
 
     def abort(self, request: Request) -> None:
         """Finishes an unfinished request; its pages are freed once no launched step uses them.

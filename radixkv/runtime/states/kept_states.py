@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.runtime.request import Request
+from radixkv.runtime.states.common_prefixes import CommonPrefixes
 from radixkv.runtime.states.places import Places
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.tree.node import State
@@ -27,6 +28,8 @@ class KeptStates:
     def __init__(self, states: NodeStates, places: Places) -> None:
         self._states = states
         self._places = places
+        self._n_least = _MIN_AWAITED_BLOCKS * states.block_tokens
+        self._common = CommonPrefixes(states.block_tokens, self._n_least)
         self._coming: list[tuple[int, State]] = []
         """The states that rows of the next plan compute, each with the row's batch slot."""
         self._launched: dict[int, list[tuple[int, State]]] = {}
@@ -36,18 +39,34 @@ class KeptStates:
         self.n_missed_tokens = 0
         """Prompt tokens that were computed although their pages were cached, because no state was there."""
 
+    def arrived(self, request: Request) -> None:
+        """See ``States.arrived``. ``CommonPrefixes.arrived``."""
+        if not request.is_canary:
+            self._common.arrived(request)
+
     def is_awaited(self, request: Request) -> bool:
-        """See ``States.is_awaited``. ``NodeStates.n_coming``."""
+        """See ``States.is_awaited``. ``NodeStates.n_coming``, and ``CommonPrefixes.awaited``."""
         if not request.reads_cache or request.recovery.bypasses_tree:
             return False
-        n_saved = self._states.n_coming(request.namespace, request.key)
-        return n_saved >= _MIN_AWAITED_BLOCKS * self._states.block_tokens
+        if self._states.n_coming(request.namespace, request.key) >= self._n_least:
+            return True
+        position = None if request.recovery.is_retried else self._common.awaited(request)
+        if position is not None:
+            n_found = self._states.n_found(request.namespace, request.key)
+            if position - n_found >= self._n_least:
+                return True
+        self._common.let_through(request)
+        return False
+
+    def freed(self, request: Request) -> None:
+        """See ``States.freed``. ``CommonPrefixes.freed``."""
+        self._common.freed(request)
 
     def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> list[State]:
         """Returns the states that a row of the next plan computes for the tree, in order of their positions.
 
         The block table gives up the state that the row goes on from. Takes the arguments of ``States.plan_row``.
-        Costs what ``Places.choose`` does, and ``NodeStates.put`` for each state.
+        Costs what ``Places.choose`` and ``CommonPrefixes.places`` do, and ``NodeStates.put`` for each state.
         """
         blocks, source = request.blocks, request.blocks.state
         if source is not None:
@@ -60,7 +79,10 @@ class KeptStates:
         if source is not None:
             self._states.use(source)
         added: list[State] = []
-        for position, is_turn in sorted(self._places.choose(request, start, end, n_in_tree).items()):
+        places = self._places.choose(request, start, end, n_in_tree)
+        for place in self._common.places(request, start, end):
+            places[place] = False
+        for position, is_turn in sorted(places.items()):
             if max(start, 1) <= position <= end:
                 state = self._states.put(blocks.lease, position, is_turn=is_turn)
                 if state is not None:

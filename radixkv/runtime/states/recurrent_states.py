@@ -55,8 +55,12 @@ class RecurrentStates(States):
         block_tokens = cache.recurrent_states.block_tokens
         return cls(cache, LikelyPlaces(block_tokens, end_token_ids, keeps_for_choices=True))
 
+    def arrived(self, request: Request) -> None:
+        """See ``States.arrived``. Costs what ``KeptStates.arrived`` does."""
+        self._kept.arrived(request)
+
     def is_awaited(self, request: Request) -> bool:
-        """See ``States.is_awaited``. ``NodeStates.n_coming``."""
+        """See ``States.is_awaited``. Costs what ``KeptStates.is_awaited`` does."""
         return self._kept.is_awaited(request)
 
     def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> None:
@@ -106,7 +110,8 @@ class RecurrentStates(States):
         self._answer_ends.ended(request)
 
     def freed(self, request: Request) -> None:
-        """See ``States.freed``. O(1)."""
+        """See ``States.freed``. Costs what ``KeptStates.freed`` does."""
+        self._kept.freed(request)
         self._answer_ends.freed(request)
 
     def undo(self) -> list[Request]:

@@ -33,8 +33,12 @@ class WindowTails(States):
         places = LikelyPlaces(self.block_tokens, end_token_ids, keeps_for_choices=False)
         self._kept = KeptStates(self._states, places)
 
+    def arrived(self, request: Request) -> None:
+        """See ``States.arrived``. Costs what ``KeptStates.arrived`` does."""
+        self._kept.arrived(request)
+
     def is_awaited(self, request: Request) -> bool:
-        """See ``States.is_awaited``. ``NodeStates.n_coming``."""
+        """See ``States.is_awaited``. Costs what ``KeptStates.is_awaited`` does."""
         return self._kept.is_awaited(request)
 
     def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> None:
@@ -63,6 +67,10 @@ class WindowTails(States):
             if state is not None:
                 self._window_pages.keep(blocks.window, state)
                 self._states.computed(state)
+
+    def freed(self, request: Request) -> None:
+        """See ``States.freed``. Costs what ``KeptStates.freed`` does."""
+        self._kept.freed(request)
 
     def undo(self) -> list[Request]:
         """See ``States.undo``. O(tails)."""
