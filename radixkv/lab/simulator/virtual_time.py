@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from radixkv.lab.simulator.instant_copies import InstantCopier, InstantStore
+from radixkv.lab.simulator.step_time import StepTime
 from radixkv.runtime.step.page_copier import FinishedCopy
+from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 
 
@@ -18,11 +21,30 @@ class Clock:
     now: float = 0.0
     ends: list[float] = field(default_factory=list)
 
+    def __call__(self) -> float:
+        """Returns the seconds."""
+        return self.now
+
     def next_end(self) -> float | None:
         """Returns when the next copy ends; None if none is in flight. O(log copies) a copy."""
         while self.ends and self.ends[0] <= self.now:
             heappop(self.ends)
         return self.ends[0] if self.ends else None
+
+
+class VirtualTime(NamedTuple):
+    """The time of a server whose steps and copies are modelled."""
+
+    clock: Clock
+    steps: StepTime
+    page_bytes: int
+    """Size of a page, by which copies are limited."""
+
+    def take(self, plan: StepPlan) -> float:
+        """Lets a step pass; returns how long it took. O(rows)."""
+        seconds = self.steps.of_plan(plan)
+        self.clock.now += seconds
+        return seconds
 
 
 class TimedCopier(InstantCopier):

@@ -101,12 +101,12 @@ def test_with_answers_cached_tokens_equal_those_of_the_engine(n_pages, n_sets):
         reported = [output.num_cached_tokens for output in outputs]
         traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
         said = [pack_tokens(output.outputs[0].token_ids) for output in outputs]
-        answers = SimpleNamespace(lengths=lengths, symbols=said.__getitem__)
+        answers = SimpleNamespace(lengths=lengths, are_limited=True, symbols=said.__getitem__)
         settings = CacheSettings(n_pages)
         replayed = ConcurrentReplay(traffic, settings, 64, 2048, answers=answers).run()
         assert replayed.n_cached_tokens == reported
         of_lengths = ConcurrentReplay(
-            traffic, CacheSettings(n_pages), 64, 2048, answers=RecordedAnswers(traffic, lengths)
+            traffic, CacheSettings(n_pages), 64, 2048, answers=RecordedAnswers(traffic, lengths, are_limited=True)
         ).run()
         n_reported += sum(reported)
         n_of_lengths += sum(of_lengths.n_cached_tokens)
