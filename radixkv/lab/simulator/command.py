@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -305,37 +305,26 @@ def run(args: argparse.Namespace) -> int:
         )
     answers = None if is_serial else recorded_answers(recording, args.output_len)
     costs = CostModel(**{name: vars(args)[name] for name in CostModel._fields if vars(args)[name] is not None})
-    settings = {
-        "ghost_capacity": GHOST_CAPACITY if args.ghost_capacity is None else args.ghost_capacity,
-        "costs": costs,
-        "max_num_batched_tokens": args.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
-        "answers": answers,
-        "show_progress": True,
-    }
-    replays: Simulation
+    simulation = Simulation(
+        recording,
+        args.capacity,
+        policies,
+        n_bytes,
+        ghost_capacity=GHOST_CAPACITY if args.ghost_capacity is None else args.ghost_capacity,
+        ends_known=args.ends_known,
+        costs=costs,
+        concurrency=args.concurrency,
+        max_num_batched_tokens=args.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
+        answers=answers,
+        servers=n_servers,
+        routings=routings,
+        events_delay=args.events_delay or 0,
+        show_progress=True,
+    )
+    replays: Iterable[Result] = simulation
     if has_time:
         replays = TimedSimulation(
-            recording,
-            args.capacity,
-            policies,
-            n_bytes,
-            **settings,
-            server_policies=server_policies(args),
-            arrival_settings=arrival_settings(args),
-            server=server(args, costs, n_bytes),
-        )
-    else:
-        replays = Simulation(
-            recording,
-            args.capacity,
-            policies,
-            n_bytes,
-            **settings,
-            ends_known=args.ends_known,
-            concurrency=args.concurrency,
-            servers=n_servers,
-            routings=routings,
-            events_delay=args.events_delay or 0,
+            simulation, server_policies(args), arrival_settings(args), server(args, costs, n_bytes)
         )
     save = open_saver(args.output_file, "simulate")
     tiers = {"has_host": _has_tier(args, "host"), "has_disk": _has_tier(args, "disk")}

@@ -73,10 +73,10 @@ def capacity_columns(*, has_host: bool, has_disk: bool, has_policies: bool) -> l
     return [column for is_shown, column in known if is_shown]
 
 
-def title(recording: Recording, concurrency: int, ends_known: float) -> str:
+def title(recording: Recording, concurrency: int | None, ends_known: float) -> str:
     """Returns one or two lines that describe the recording and how it is replayed."""
     traffic = recording.traffic
-    in_flight = f", {concurrency} in flight" if concurrency > 1 else ""
+    in_flight = f", {concurrency} in flight" if (concurrency or 1) > 1 else ""
     ends = f", {100 * ends_known:g}% of ends known" if ends_known else ""
     lines = [
         f"{recording.name}: {plural(len(traffic.n_tokens), 'request')}, "

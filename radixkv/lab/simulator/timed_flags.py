@@ -104,7 +104,7 @@ def add_timed_flags(parser: Parser) -> None:
 
 def is_timed(args: argparse.Namespace) -> bool:
     """Returns whether the replay is one in virtual time."""
-    return any(vars(args)[name] not in (None, False) for name in _BEGIN_TIME)
+    return any(_is_given(args, name) for name in _BEGIN_TIME)
 
 
 def check_timed_flags(parser: Parser, args: argparse.Namespace) -> None:
@@ -116,7 +116,7 @@ def check_timed_flags(parser: Parser, args: argparse.Namespace) -> None:
             )
     if not is_timed(args):
         return
-    first = next(_flag(name) for name in _BEGIN_TIME if vars(args)[name] not in (None, False))
+    first = next(_flag(name) for name in _BEGIN_TIME if _is_given(args, name))
     excluded = {
         "--concurrency": args.concurrency > 1,
         "--servers": max(args.servers) > 1,
@@ -177,6 +177,11 @@ def server(args: argparse.Namespace, costs: CostModel, kv_bytes_per_token: int |
         "max_num_batched_tokens": args.max_num_batched_tokens,
     }
     return Server(steps, **{name: value for name, value in given.items() if value is not None})
+
+
+def _is_given(args: argparse.Namespace, name: str) -> bool:
+    value = vars(args)[name]
+    return value is not None and value is not False
 
 
 def _flag(name: str) -> str:

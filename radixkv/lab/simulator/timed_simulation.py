@@ -11,6 +11,7 @@ import msgspec
 from radixkv.errors import ConfigError
 from radixkv.lab.simulator.arrivals import Arrivals, RecordedArrivals, SyntheticArrivals
 from radixkv.lab.simulator.caches import CacheSettings, Capacity, Policy, ReplayResult, ServerTokens
+from radixkv.lab.simulator.concurrent_replay import check_concurrent_replay
 from radixkv.lab.simulator.server_policies import KNOWS_NOTHING, Admission, PausePolicy, ServerPolicies
 from radixkv.lab.simulator.simulation import Result, Simulation
 from radixkv.lab.simulator.timed_replay import Seen, Server, TimedReplay, TimedResult, TimedTraffic
@@ -76,67 +77,68 @@ class TimedRow(Result, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class TimedSimulation(Simulation):
-    """Replays of a recording at the times of its requests, as ``Simulation``.
+class TimedSimulation:
+    """Replays of a recording at the times of its requests. Yields their results, the infinite capacity last.
 
     For each capacity and eviction policy there is a replay of a server that learns and foresees nothing, one with
-    ``server_policies``, and where those learn, one that knows the future in place of it.
+    ``policies``, and where those learn, one that knows the future in place of it.
 
     Raises:
-        ConfigError: as ``Simulation``; or there are no answers, the recording has no times and there is no
-            ``request_rate``, or it has no pauses to learn.
+        ConfigError: there are no answers, the recording has no times and there is no ``request_rate``, there is no
+            host tier to load from, or the recording has no pauses to learn. All but the last is raised before
+            anything runs.
     """
 
-    server_policies: ServerPolicies = KNOWS_NOTHING
+    simulation: Simulation
+    """What is replayed, with which caches; its steps take the tokens of ``server``, and it has one server."""
+    policies: ServerPolicies = KNOWS_NOTHING
     """What is compared with a server that knows nothing."""
     arrival_settings: ArrivalSettings = field(default_factory=ArrivalSettings)
     server: Server = field(default_factory=Server)
     """How fast it is."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        name = self.recording.name
-        if self.answers is None:
+        recording = self.simulation.recording
+        name = recording.name
+        check_concurrent_replay(recording.traffic, self.server.max_num_batched_tokens)
+        if self.simulation.answers is None:
             raise ConfigError(f"{name} does not say how long its answers are; give output_len")
-        if self.arrival_settings.request_rate is None and self.recording.times_s is None:
+        if self.arrival_settings.request_rate is None and recording.times_s is None:
             raise ConfigError(
                 f"{name} does not say when its requests arrived, which needs a timestamp in milliseconds in each "
                 "line; add them, or give request_rate, which draws arrivals and pauses at random"
             )
-        for capacity in self.capacities:
-            if self.server_policies.loads_ahead and capacity.host is None:
+        for capacity in self.simulation.capacities:
+            if self.policies.loads_ahead and capacity.host is None:
                 raise ConfigError(f"capacity {capacity.device} has no host tier to load from; leave load_ahead out")
-
-    @property
-    def _has_steps(self) -> bool:
-        return True
 
     @property
     def compared(self) -> Sequence[ServerPolicies]:
         """The policies of the replays."""
-        one = self.server_policies
+        one = self.policies
         return list(dict.fromkeys((KNOWS_NOTHING, one, one.oracle)))
 
     def __iter__(self) -> Iterator[TimedRow]:
-        assert self.answers is not None
-        traffic = self.recording.traffic
-        turns = find_turns(traffic, self.answers.lengths)
-        if self.server_policies.pauses != "none" and not any(turns):
+        recording, answers = self.simulation.recording, self.simulation.answers
+        assert answers is not None
+        traffic = recording.traffic
+        turns = find_turns(traffic, answers.lengths)
+        if self.policies.pauses != "none" and not any(turns):
             raise ConfigError(
-                f"no request of {self.recording.name} goes on from an earlier one, so it has no pauses; "
+                f"no request of {recording.name} goes on from an earlier one, so it has no pauses; "
                 "leave learn_pauses out"
             )
-        calls = self.recording.calls or [()] * len(turns)
-        timed = TimedTraffic(traffic, self.answers, turns, calls, self._arrivals(turns, calls))
-        infinite = self._row(None, self.policies[0], KNOWS_NOTHING, None, timed)
-        for capacity in self.capacities:
-            for policy in self.policies:
+        calls = recording.calls or [()] * len(turns)
+        timed = TimedTraffic(traffic, answers, turns, calls, self._arrivals(turns, calls))
+        infinite = self._row(None, self.simulation.policies[0], KNOWS_NOTHING, None, timed)
+        for capacity in self.simulation.capacities:
+            for policy in self.simulation.policies:
                 for one in self.compared:
                     yield self._row(capacity, policy, one, infinite.n_cached_tokens, timed)
         yield infinite
 
     def _arrivals(self, turns: Sequence[Turn | None], calls: Sequence[Sequence[str]]) -> Arrivals:
-        how, times_s = self.arrival_settings, self.recording.times_s
+        how, times_s = self.arrival_settings, self.simulation.recording.times_s
         if how.request_rate is None:
             assert times_s is not None
             return RecordedArrivals(turns, times_s, how.speed)
@@ -159,20 +161,22 @@ class TimedSimulation(Simulation):
         results: list[TimedResult] = []
 
         def replay(settings: CacheSettings) -> tuple[ReplayResult, Sequence[ServerTokens]]:
-            activity = f"replaying {self.recording.name} in virtual time, admission {policies.admission}"
+            activity = f"replaying {self.simulation.recording.name} in virtual time, admission {policies.admission}"
             activity += f", pauses {policies.pauses}"
-            with Progress(activity, enabled=self.show_progress) as progress:
+            with Progress(activity, enabled=self.simulation.show_progress) as progress:
                 results.append(TimedReplay(timed, settings, policies, self.server).run(progress))
             return results[0].replay, ()
 
-        counted = msgspec.structs.asdict(self.counted(capacity, policy, n_cached_tokens_infinite, replay))
+        counted = msgspec.structs.asdict(
+            self.simulation.counted(capacity, policy, n_cached_tokens_infinite, replay)
+        )
         how, is_recorded = self.arrival_settings, self.arrival_settings.request_rate is None
         result, n_tokens = results[0], timed.prompts.n_tokens
         seen, returns = result.seen, [one for one in result.seen if one.is_return]
         n_output = sum(timed.answers.lengths[one.prompt] for one in seen)
         n_prompt = sum(n_tokens[one.prompt] for one in returns)
         return TimedRow(
-            **{**counted, "concurrency": None},
+            **{**counted, "concurrency": None, "max_num_batched_tokens": self.server.max_num_batched_tokens},
             admission=policies.admission,
             pauses=policies.pauses,
             loads_ahead=policies.loads_ahead,
