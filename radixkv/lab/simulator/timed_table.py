@@ -30,7 +30,7 @@ def timed_columns(asked: ServerPolicies, *, has_host: bool, has_disk: bool, has_
             Column("load ahead", _cell(lambda one: "yes" if one.loads_ahead else "no"), 5, is_key=True),
         ),
         (True, Column("hit rate", lambda one: f"{one.hit_rate_pct:.1f}%")),
-        (has_host, Column("loaded tokens", lambda one: format_tokens(one.n_loaded_tokens))),
+        (has_host, Column("loaded tokens", lambda one: format_tokens(one.n_loaded_tokens), 7)),
         (has_pauses, Column("on device", _cell(lambda one: _pct(one.returns_on_device_pct)))),
         (True, Column("TTFT p50", _cell(lambda one: _seconds(one.ttft_p50_s)), 7)),
         (True, Column("TTFT p99", _cell(lambda one: _seconds(one.ttft_p99_s)), 7)),

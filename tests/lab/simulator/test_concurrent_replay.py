@@ -115,6 +115,7 @@ def test_with_answers_cached_tokens_equal_those_of_the_engine(n_pages, n_sets):
     assert n_of_lengths == pytest.approx(n_reported, rel=0.02), "without knowing the tokens"
 
 
+@pytest.mark.nightly
 def test_answers_that_a_token_ends_give_the_cached_tokens_of_the_engine():
     """Behind such a token the server has launched one more row, which takes its place in a step."""
     prompts, n_pages = random_prompts(seed=17, n_prompts=24), 40
