@@ -41,6 +41,7 @@ from typing import Any, NamedTuple, get_args
 from result_lines import report, script_parser
 
 from radixkv.lab.bench.environment import provenance
+from radixkv.lab.simulator.step_time import H200_8B
 from radixkv.runtime.assemble import open_scheduler
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.headroom.session_answers import SessionAnswer
@@ -58,11 +59,6 @@ END = 1
 """The token that ends an answer."""
 FIRST_TOKEN = 10
 VOCAB = 30_000
-STEP_S = 3.96e-3
-ROW_S = 8e-6
-CONTEXT_TOKEN_S = 42e-9
-"""For each token that a row of an answer reads."""
-PROMPT_TOKEN_S = 20.7e-6
 
 
 class Turn(NamedTuple):
@@ -151,7 +147,7 @@ def simulate(case: Case, admission: AdmissionPolicy) -> dict[str, Any]:
             pending.append(plan)
             n_steps += 1
             n_rows += len(plan.rows)
-            now += step_seconds(plan)
+            now += H200_8B.of_plan(plan)
         elif not pending:
             now = todo[0][0]
             continue
@@ -180,17 +176,6 @@ def simulate(case: Case, admission: AdmissionPolicy) -> dict[str, Any]:
         "rows_per_step": round(n_rows / n_steps, 1),
         "schedule_us": round(sum(schedule_s) / len(schedule_s) * 1e6, 1),
     }
-
-
-def step_seconds(plan: StepPlan) -> float:
-    """Returns how long a step takes."""
-    seconds = STEP_S
-    for row in plan.rows:
-        if row.n_tokens == 1:
-            seconds += ROW_S + CONTEXT_TOKEN_S * (row.start + 1)
-        else:
-            seconds += PROMPT_TOKEN_S * row.n_tokens
-    return seconds
 
 
 def next_token(request: Request, session: Session, index: int) -> int:

@@ -2,7 +2,7 @@
 
 Time is virtual. Chats of several turns share a pool that holds a part of them; the rest is in host memory, or
 on disk with ``--disk-pages`` and few ``--host-pages``. Scheduler, caches and tiers are the server's. The times
-of steps are those of ``modelled_steps.py``, an 8B model in bfloat16 on an H200; copies take a time a page, one
+of steps are those of ``StepTime``, an 8B model in bfloat16 on an H200; copies take a time a page, one
 after another. Prints a JSON line for each ``--window``, the prompts that are looked at in a round (0: nothing
 is loaded ahead): time to first token, throughput, tokens that were cached and loaded, and pages that were
 loaded ahead and of use.
@@ -25,11 +25,11 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from modelled_steps import StepTime
 from result_lines import report, script_parser
-from virtual_time import Clock, TimedCopier, TimedStore
 
 from radixkv.lab.bench.environment import provenance
+from radixkv.lab.simulator.step_time import StepTime
+from radixkv.lab.simulator.virtual_time import Clock, TimedCopier, TimedStore
 from radixkv.runtime.assemble import open_scheduler
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request

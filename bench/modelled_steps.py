@@ -8,28 +8,13 @@ from dataclasses import dataclass, field
 
 import xxhash
 
+from radixkv.lab.simulator.step_time import StepTime
+
 _PAGE_TOKENS = 16
 _TOKEN_BYTES = 4
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """How long a step takes: of an 8B model in bfloat16 on an H200, fitted to `bench/results/gpu_server.jsonl`.
-
-    Few-shot prompts give 9,900 tokens/s there and prompts that share nothing 2,500, each with one replica.
-    """
-
-    fixed_s: float = 0.006
-    row_s: float = 20e-6
-    """For each row that generates a token."""
-    prompt_token_s: float = 27e-6
-    max_tokens: int = 8192
-    """Most tokens of a step."""
-    max_rows: int = 512
-
-    def seconds(self, n_prompt_tokens: int, n_rows: int) -> float:
-        """Returns the time of a step."""
-        return self.fixed_s + self.row_s * n_rows + self.prompt_token_s * n_prompt_tokens
+_MAX_TOKENS = 8192
+"""Most tokens of a step."""
+_MAX_ROWS = 512
 
 
 @dataclass
@@ -53,7 +38,7 @@ class ModelledPrompt:
 class ModelledSteps:
     """Plans steps: takes prompts in order, but lets one wait whose next page another one computes. Never evicts."""
 
-    times: StepTime = field(default_factory=StepTime)
+    times: StepTime = field(default=StepTime())
     n_prompts: int = 0
     """Prompts so far."""
     n_prompt_tokens: int = 0
@@ -91,7 +76,7 @@ class ModelledSteps:
 
     def plan(self) -> tuple[float, list[ModelledPrompt]]:
         """Plans the next step; returns how long it takes, and the prompts that it gives a token."""
-        room = self.times.max_tokens - sum(not prompt.n_left for prompt in self._running)
+        room = _MAX_TOKENS - sum(not prompt.n_left for prompt in self._running)
         self._admit(room)
         n_planned = 0
         for prompt in self._running:
@@ -115,7 +100,7 @@ class ModelledSteps:
 
     def _admit(self, room: int) -> None:
         room -= sum(prompt.n_left for prompt in self._running)
-        n_rows = self.times.max_rows - len(self._running)
+        n_rows = _MAX_ROWS - len(self._running)
         later: deque[ModelledPrompt] = deque()
         while self._waiting and n_rows > 0 and room > 0:
             prompt = self._waiting.popleft()

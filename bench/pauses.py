@@ -2,7 +2,7 @@
 
 Time is virtual. Agents call tools whose results take their time; a tenth of the calls is never answered, and
 then another agent begins. Scheduler, caches and host tier are the server's. The times of steps are those of
-``modelled_steps.py``, an 8B model in bfloat16 on an H200, and a token takes 2.4 µs to load from the host.
+``StepTime``, an 8B model in bfloat16 on an H200, and a token takes 2.4 µs to load from the host.
 Prints a JSON line for each case and policy: prompt tokens found of all and of returning turns, the time to
 first token of these, turns and output tokens a second, and how many returns found all of their conversation
 on the device.
@@ -34,11 +34,11 @@ from math import inf
 from random import Random
 from typing import Any, NamedTuple
 
-from modelled_steps import StepTime
 from result_lines import report, script_parser
-from virtual_time import Clock, TimedCopier
 
 from radixkv.lab.bench.environment import provenance
+from radixkv.lab.simulator.step_time import StepTime
+from radixkv.lab.simulator.virtual_time import Clock, TimedCopier
 from radixkv.runtime.assemble import open_scheduler
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.pauses.pauses import Pauses

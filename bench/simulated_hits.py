@@ -90,7 +90,7 @@ async def measure(
         )
         return round(100 * sum(replay.run().n_cached_tokens) / n_prompt, 2)
 
-    answers = RecordedAnswers(traffic, [n_answer] * len(prompts))
+    answers = RecordedAnswers(traffic, [n_answer] * len(prompts), are_limited=True)
     return {
         "benchmark": "simulated_hits",
         "pool_tokens": pool,

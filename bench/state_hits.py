@@ -101,6 +101,8 @@ class OtherAnswers:
         lengths: tokens of each prompt's answer.
     """
 
+    are_limited = True
+
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = lengths
         self._starts = list(accumulate(lengths, initial=token_workloads.VOCAB))
@@ -133,15 +135,15 @@ def hit_rate_pct(
     requests = [request for phase in phases for request in phase]
     traffic = TokenTraffic([pack_tokens(prompt) for prompt, _ in requests], PAGE_SIZE)
     lengths = [n_new for _, n_new in requests]
-    answers = RecordedAnswers(traffic, lengths) if repeats else OtherAnswers(lengths)
+    answers = RecordedAnswers(traffic, lengths, are_limited=True) if repeats else OtherAnswers(lengths)
     engine = SteppedEngine(traffic, CacheSettings(n_pages, n_states=n_states), LIMITS, answers, make_states)
     index = n_cached = 0
     for phase in phases:
         for _ in phase:
-            engine.send(index, load=1)
+            engine.send(index)
             index += 1
         while engine.n_in_flight:
-            n_cached += sum(use.n_cached for _, use in engine.step())
+            n_cached += sum(use.n_cached for _, use in engine.step().ended)
     return 100 * n_cached / sum(len(prompt) for prompt, _ in requests)
 
 

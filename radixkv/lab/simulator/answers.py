@@ -17,6 +17,8 @@ MAX_ANSWER_TOKENS = (1 << 30) - 1
 """Most tokens of all answers."""
 _FIRST_FILLER = 1 << 30
 """The first of the tokens that no prompt has; each of them is in one answer only."""
+END = (1 << 31) - 1
+"""The token that ends an answer. It is never cached: the last token of an answer is not computed."""
 _MAX_CANDIDATES = 64
 """How many prompts are searched for one that continues a given prompt."""
 
@@ -26,6 +28,8 @@ class Answers(Protocol):
 
     lengths: Sequence[int]
     """Tokens of each prompt's answer, at least 1."""
+    are_limited: bool
+    """Whether ``max_tokens`` ends each answer; if not, its last token does, and nobody knows its length before."""
 
     def symbols(self, index: int) -> bytes:
         """Returns the tokens of a prompt's answer, little-endian int32."""
@@ -41,10 +45,12 @@ class RecordedAnswers:
     Args:
         traffic: the prompts; each symbol is one token.
         lengths: tokens of each prompt's answer, at least 1.
+        are_limited: whether ``max_tokens`` ends each answer, and not its last token.
     """
 
-    def __init__(self, traffic: Traffic, lengths: Sequence[int]) -> None:
+    def __init__(self, traffic: Traffic, lengths: Sequence[int], *, are_limited: bool = False) -> None:
         self.lengths = lengths
+        self.are_limited = are_limited
         self._traffic = traffic
         self._starts = [0, *accumulate(lengths)]
         assert self._starts[-1] <= MAX_ANSWER_TOKENS, "each has a token of its own"
@@ -73,6 +79,8 @@ class RecordedAnswers:
 def recorded_answers(recording: Recording, output_len: int | None) -> RecordedAnswers | None:
     """Returns the answers of a recording; None if neither it nor ``output_len`` says how long they are.
 
+    A recorded answer ends with its last token. ``output_len`` is the ``max_tokens`` of each request, which ends it.
+
     Raises:
         ConfigError: both say it, or there are too many tokens.
     """
@@ -86,4 +94,5 @@ def recorded_answers(recording: Recording, output_len: int | None) -> RecordedAn
             f"the answers of {recording.name} have {sum(lengths):,} tokens, more than {MAX_ANSWER_TOKENS:,}; "
             "replay a part of the file, or shorter answers"
         )
-    return None if lengths is None else RecordedAnswers(recording.traffic, lengths)
+    is_limit = output_len is not None
+    return None if lengths is None else RecordedAnswers(recording.traffic, lengths, are_limited=is_limit)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import monotonic
 from typing import Literal, NamedTuple
 
 from radixkv.errors import ConfigError
 from radixkv.lab.simulator.instant_copies import InstantCopier, InstantStore
 from radixkv.lab.simulator.next_use import OracleEviction
 from radixkv.lab.simulator.traffic import Traffic
+from radixkv.lab.simulator.virtual_time import TimedCopier, TimedStore, VirtualTime
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.tiers.host_tier import HostTier
@@ -125,12 +127,13 @@ class ReplayCaches:
     Args:
         traffic: the prompts.
         settings: of the caches, with the pages of the device.
+        time: the virtual time that copies take; None: they take none.
 
     Raises:
         ConfigError: a disk tier without a host tier.
     """
 
-    def __init__(self, traffic: Traffic, settings: CacheSettings) -> None:
+    def __init__(self, traffic: Traffic, settings: CacheSettings, time: VirtualTime | None = None) -> None:
         n_pages, policy, n_host_pages, n_disk_pages, ghost_capacity, costs, n_states = settings
         assert n_pages is not None
         if n_disk_pages is not None and n_host_pages is None:
@@ -144,17 +147,26 @@ class ReplayCaches:
             policy=self.policies[0],
             min_copied_tokens=traffic.min_copied_symbols,
             n_states=n_states,
+            clock=monotonic if time is None else time.clock,
         )
         self.host_tier: HostTier | None = None
         self.tiers = [self.device]
         """The page caches of device and host tier."""
         self._traffic = traffic
+        self._time = time
         if n_host_pages is not None:
             host = PageCache(n_host_pages, traffic.symbols_per_page, policy=self.policies[1])
-            copier = InstantCopier(traffic.page_size * costs.load_us_per_token / 1e6)
+            load_s, fetch_s = (
+                traffic.page_size * us / 1e6 for us in (costs.load_us_per_token, costs.fetch_us_per_token)
+            )
+            copier = InstantCopier(load_s) if time is None else TimedCopier(time.clock, time.page_bytes, load_s)
             cost, disk = _load_cost(traffic, costs), None
             if n_disk_pages is not None:
-                store = InstantStore(n_disk_pages, traffic.page_size * costs.fetch_us_per_token / 1e6)
+                store = (
+                    InstantStore(n_disk_pages, fetch_s)
+                    if time is None
+                    else TimedStore(time.clock, n_disk_pages, time.page_bytes, fetch_s)
+                )
                 disk = StorageTier(host, store, bytes(KEY_BYTES), copier.buffer, cost)
             self.host_tier = HostTier(self.device, host, copier, disk, cost=cost)
             self.tiers.append(host)
@@ -166,6 +178,9 @@ class ReplayCaches:
                 host_tier.n_offers or host_tier.is_busy or (host_tier.disk is not None and host_tier.disk.n_offers)
             ):
                 host_tier.advance()
+                end = None if self._time is None else self._time.clock.next_end()
+                if self._time is not None and end is not None:
+                    self._time.clock.now = end
 
     def flush(self) -> None:
         """Finishes all stores and empties the tiers, which frees their memory. No request may be in flight."""

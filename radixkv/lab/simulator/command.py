@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -13,6 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from radixkv.lab.bench.flags import add_output_flags
+from radixkv.lab.simulator.timed_flags import (
+    TIME_SETTINGS,
+    add_timed_flags,
+    arrival_settings,
+    check_timed_flags,
+    is_timed,
+    server,
+    server_policies,
+)
 from radixkv.settings.arguments import Parser, add_flags, byte_size, count, number, whole_number
 from radixkv.settings.config import SchedulerConfig
 from radixkv.settings.setting import settings_of
@@ -34,6 +43,7 @@ BYTES_PER_VALUE = 2
 _FINITE = (
     *("eviction_policy", "ghost_capacity", "ends_known", "load_us_per_token", "fetch_us_per_token"),
     *("compute_us_per_token", "output_len", "servers", "routing", "events_delay", "replicas"),
+    *TIME_SETTINGS,
 )
 """Flags that need ``--capacity``."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -50,6 +60,8 @@ examples:
   radixkv simulate --trace mooncake.jsonl --capacity device=0.5M,host=5M,disk=50M --fetch-us-per-token 5.5
   radixkv simulate --trace mooncake.jsonl --capacity 1.5M --servers 4,16 --routing round-robin,prefix
   radixkv simulate --trace mooncake.jsonl --capacity 1.5M --replicas 2 --concurrency 64
+  radixkv simulate --trace mooncake.jsonl --capacity device=0.9M,host=4M --admission expected --learn-pauses
+  radixkv simulate --trace agents.jsonl --tokenizer tiny --capacity 400k --learn-pauses --request-rate 0.5
   radixkv simulate --trace requests.jsonl --tokenizer ./my-model --capacity 100k,1M --eviction-policy lru
   radixkv simulate --trace token_ids.jsonl --capacity 1M --model ./my-model --plot pictures
   radixkv simulate --trace chats.jsonl --tokenizer ./my-model --speculative-config '{"method": "tree"}'
@@ -62,7 +74,8 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         "simulate",
         help=summary,
         description="Replay recorded requests through the production scheduler, page pool and radix tree,\n"
-        "without a model, and print hit rate and evictions by cache capacity. With --speculative-config\n"
+        "without a model, and print hit rate and evictions by cache capacity. With --admission,\n"
+        "--learn-pauses or --load-ahead, also what these policies of the server gain. With --speculative-config\n"
         "also print how many steps drafts would have saved the recorded answers.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -166,13 +179,13 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         "--chunked-prefill-size",
         type=count,
         metavar="TOKENS",
-        help="maximum number of tokens in a step, with --concurrency above 1 or --replicas (default: 8192)",
+        help="maximum number of tokens in a step, with several requests in flight (default: 8192)",
     )
     cache.add_argument(
         "--output-len",
         type=count,
         metavar="TOKENS",
-        help="length of each answer, with --concurrency above 1 or --replicas and a file that does not say it; "
+        help="length of each answer, with several requests in flight and a file that does not say it; "
         "answers take pages of the capacity, and later turns of chats find them (default: the first token ends a "
         "request)",
     )
@@ -208,6 +221,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         help="requests that --routing events sends on before it learns what the events of one say (default: 0, as "
         "if the router asked all servers)",
     )
+    add_timed_flags(parser)
     flag = "speculative_config"
     drafts = replace(
         settings_of(SchedulerConfig)[flag],
@@ -242,7 +256,9 @@ def run(args: argparse.Namespace) -> int:
         parser.error("the following arguments are required: --capacity")
     if not args.capacity:
         _check_flags_without_capacity(parser, args)
-    is_serial = args.concurrency == 1 and args.replicas is None
+    check_timed_flags(parser, args)
+    has_time = is_timed(args)
+    is_serial = args.concurrency == 1 and args.replicas is None and not has_time
     if is_serial and args.max_num_batched_tokens is not None:
         parser.error(
             "--max-num-batched-tokens needs several requests in flight; give --concurrency, or leave it out"
@@ -270,6 +286,8 @@ def run(args: argparse.Namespace) -> int:
     from radixkv.lab.simulator.recording import read_recording
     from radixkv.lab.simulator.result_table import columns, remarks, title
     from radixkv.lab.simulator.simulation import Simulation
+    from radixkv.lab.simulator.timed_simulation import TimedRow, TimedSimulation
+    from radixkv.lab.simulator.timed_table import timed_columns, timed_remarks, timed_title
 
     check_outputs(args.output_file, args.plot)
     n_bytes = args.kv_bytes_per_token if args.model is None else _kv_bytes_per_token(args.model)
@@ -283,16 +301,18 @@ def run(args: argparse.Namespace) -> int:
             skip_bad_lines=args.skip_bad_lines,
             compact_pages=is_serial,
             reads_answers=args.speculative_config is not None,
+            reads_turns=has_time,
         )
     answers = None if is_serial else recorded_answers(recording, args.output_len)
-    replays = Simulation(
+    costs = CostModel(**{name: vars(args)[name] for name in CostModel._fields if vars(args)[name] is not None})
+    simulation = Simulation(
         recording,
         args.capacity,
         policies,
         n_bytes,
         ghost_capacity=GHOST_CAPACITY if args.ghost_capacity is None else args.ghost_capacity,
         ends_known=args.ends_known,
-        costs=CostModel(**{name: vars(args)[name] for name in CostModel._fields if vars(args)[name] is not None}),
+        costs=costs,
         concurrency=args.concurrency,
         max_num_batched_tokens=args.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
         answers=answers,
@@ -301,16 +321,21 @@ def run(args: argparse.Namespace) -> int:
         events_delay=args.events_delay or 0,
         show_progress=True,
     )
+    replays: Iterable[Result] = simulation
+    if has_time:
+        replays = TimedSimulation(
+            simulation, server_policies(args), arrival_settings(args), server(args, costs, n_bytes)
+        )
     save = open_saver(args.output_file, "simulate")
-    shown = columns(
-        has_host=_has_tier(args, "host"),
-        has_disk=_has_tier(args, "disk"),
-        has_bytes=n_bytes is not None,
-        has_servers=has_servers,
-    )
+    tiers = {"has_host": _has_tier(args, "host"), "has_disk": _has_tier(args, "disk")}
+    if has_time:
+        shown = timed_columns(server_policies(args), **tiers, has_policies=len(policies) > 1)
+    else:
+        shown = columns(**tiers, has_bytes=n_bytes is not None, has_servers=has_servers)
     n_keys = sum(column.is_key for column in shown)
     table = Table([column.title for column in shown], [column.width for column in shown], n_keys=n_keys)
-    print(wrapped(title(recording, args.concurrency, args.ends_known)))
+    how = f"; {timed_title(arrival_settings(args))}" if has_time else ""
+    print(wrapped(title(recording, args.concurrency, args.ends_known) + how))
     print(table.header(), flush=True)
     results: list[Result] = []
     rows: list[list[str]] = []
@@ -320,7 +345,8 @@ def run(args: argparse.Namespace) -> int:
         save([msgspec.structs.asdict(result)])  # at once: later replays may take long or be interrupted
         results.append(result)
     print(table.rest(rows), end="")
-    for remark in remarks(results, recording):
+    timed_rows = [result for result in results if isinstance(result, TimedRow)]
+    for remark in [*remarks(results, recording), *(timed_remarks(timed_rows, recording) if timed_rows else ())]:
         print(wrapped(remark))
     if args.plot is not None:
         from radixkv.lab.simulator.hit_rate_plot import plot

@@ -36,6 +36,37 @@ def check_concurrent_replay(traffic: Traffic, max_num_batched_tokens: int) -> No
         )
 
 
+def enough_pages(traffic: Traffic, answers: Answers | None, n_in_flight: int) -> int:
+    """Returns the pages of a pool in which nothing is evicted. O(requests · log n_in_flight)."""
+    n_answer = [1] * len(traffic.n_tokens) if answers is None else answers.lengths
+    pages_in_flight = nlargest(
+        n_in_flight, (-(-sum(n) // traffic.page_size) + 1 for n in zip(traffic.n_tokens, n_answer, strict=True))
+    )
+    n_pages = traffic.n_distinct_pages + sum(pages_in_flight)
+    if answers is not None:
+        n_pages += sum(n // traffic.page_size + 1 for n in n_answer)
+    return n_pages
+
+
+def scheduler_limits(
+    traffic: Traffic,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    *,
+    max_queued_requests: int,
+    target_itl_ms: float | None = None,
+) -> SchedulerLimits:
+    """Returns the limits of a scheduler for which a symbol is a token. O(1)."""
+    n_reserved_pages = -(-SchedulerConfig.num_reserved_decode_tokens // traffic.page_size)
+    return SchedulerLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens // traffic.page_size * traffic.symbols_per_page,
+        max_queued_requests=max_queued_requests,
+        num_reserved_decode_tokens=n_reserved_pages * traffic.symbols_per_page,
+        target_itl_ms=target_itl_ms,
+    )
+
+
 class ConcurrentReplay:
     """Page pools and their schedulers, with clients that each send a new request as soon as their last one ends.
 
@@ -67,20 +98,8 @@ class ConcurrentReplay:
     ) -> None:
         check_concurrent_replay(traffic, max_num_batched_tokens)
         concurrency = min(concurrency, len(traffic.n_tokens))  # more clients than requests stay idle
-        n_answer = [1] * len(traffic.n_tokens) if answers is None else answers.lengths
-        pages_in_flight = nlargest(
-            concurrency, (-(-sum(n) // traffic.page_size) + 1 for n in zip(traffic.n_tokens, n_answer, strict=True))
-        )
-        n_pages = traffic.n_distinct_pages + sum(pages_in_flight)  # enough that nothing is evicted
-        if answers is not None:
-            n_pages += sum(n // traffic.page_size + 1 for n in n_answer)
-        n_reserved_pages = -(-SchedulerConfig.num_reserved_decode_tokens // traffic.page_size)
-        limits = SchedulerLimits(
-            max_num_seqs=concurrency,
-            max_num_batched_tokens=max_num_batched_tokens // traffic.page_size * traffic.symbols_per_page,
-            max_queued_requests=concurrency,
-            num_reserved_decode_tokens=n_reserved_pages * traffic.symbols_per_page,
-        )
+        n_pages = enough_pages(traffic, answers, concurrency)
+        limits = scheduler_limits(traffic, concurrency, max_num_batched_tokens, max_queued_requests=concurrency)
         self._traffic = traffic
         self._concurrency = concurrency
         self._replicas = {
@@ -127,7 +146,7 @@ class ConcurrentReplay:
                     self._replicas[number].send(index, load)
                     n_in_flight += 1
             for number, engine in self._replicas.items():
-                for index, use in engine.step():
+                for index, use in engine.step().ended:
                     n_in_flight -= 1
                     cached[index] = use.n_cached
                     cache_use += use

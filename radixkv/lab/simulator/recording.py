@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -17,7 +18,7 @@ from radixkv.frontend.api.openai.schema import Prediction
 from radixkv.generation.chat_rendering import check_template_variables, effort_variables
 from radixkv.lab.bench.workloads.conversations import Line, answer_indices
 from radixkv.lab.bench.workloads.datasets import MESSAGES, Format, read_lines
-from radixkv.lab.bench.workloads.mooncake import BLOCK_LEN, read_trace
+from radixkv.lab.bench.workloads.mooncake import BLOCK_LEN, MAX_TIME_MS, read_trace
 from radixkv.lab.simulator.traffic import BlockTraffic, Rule, TokenTraffic, Traffic
 from radixkv.settings.config import CacheConfig
 from radixkv.text.chat_messages import normalize_messages
@@ -44,12 +45,15 @@ REQUESTS = MESSAGES._replace(
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+TimeMs = Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME_MS)]
 
 
 class _TokenRequest(msgspec.Struct, frozen=True):
     prompt_token_ids: TokenIds
     token_ids: list[TokenId] | None = None
     """Those of the answer, as in the server's replies."""
+    timestamp: TimeMs | None = None
+    """When it arrived, in milliseconds since any start."""
 
 
 class _LoggedRequest(Line, frozen=True):
@@ -62,6 +66,8 @@ class _LoggedRequest(Line, frozen=True):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    timestamp: Any = None
+    """When it arrived, in milliseconds since any start; data sets of conversations may have something else."""
     prediction: Any = None
     """OpenAI's; data sets of conversations may have something else under this name."""
 
@@ -92,15 +98,24 @@ class Recording:
     they are asked for."""
     predictions: Sequence[bytes] = ()
     """What each client expected the answer to be like, as ``answers``."""
+    times_s: Sequence[float] | None = None
+    """When each request arrived, ascending; None if the file does not say."""
+    calls: Sequence[tuple[str, ...]] = ()
+    """Names of the tools that each request's answer calls, as ``answers``; none in a trace of blocks."""
+    n_unknown_answers: int = 0
+    """Requests whose answer is not known, though answers were read: one token stands for it."""
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """A prompt, its answer and its prediction, little-endian int32."""
+    """A prompt, its answer and its prediction, little-endian int32; the tools that the answer calls, and when it
+    arrived."""
 
     prompt: bytes
     answer: bytes = b""
     prediction: bytes = b""
+    calls: tuple[str, ...] = ()
+    time_ms: float | None = None
 
 
 def read_recording(
@@ -113,6 +128,7 @@ def read_recording(
     skip_bad_lines: bool = False,
     compact_pages: bool = True,
     reads_answers: bool = False,
+    reads_turns: bool = False,
 ) -> Recording:
     """Reads a Mooncake trace, lines of token ids, or a log of requests or conversations.
 
@@ -129,10 +145,12 @@ def read_recording(
         compact_pages: see ``BlockTraffic``.
         reads_answers: whether ``Recording.answers`` and ``predictions`` are wanted. The answer to a request that is
             a line is that in the messages of a later line.
+        reads_turns: whether ``Recording.times_s`` and ``calls`` are wanted, and ``answers`` if there are any.
 
     Raises:
         ConfigError: the file cannot be read or has an unknown format, a line is malformed, a setting does not
-            apply to this kind of file, or answers are wanted and there are none.
+            apply to this kind of file, answers are wanted and there are none, or times are and only some requests
+            have one, or they are not in order.
         CheckpointError: the tokenizer does not exist.
     """
     key = _find_first_key(path)
@@ -153,9 +171,12 @@ def read_recording(
         page_size = page_size or (BLOCK_LEN if rule == "blocks" else CacheConfig.page_size)
         block_traffic = BlockTraffic(trace.items, page_size, rule, compact_pages=compact_pages)
         answer_tokens = [request.output_length for request in trace.items]
-        return Recording(path.name, block_traffic, trace.n_bad_lines, None, answer_tokens)
+        times_s = [request.timestamp / 1000 for request in trace.items]
+        return Recording(path.name, block_traffic, trace.n_bad_lines, None, answer_tokens, times_s=times_s)
     if is_text:
-        decode = _LogDecoder(path, tokenizer, conversations=conversations, reads_answers=reads_answers).decode
+        decode = _LogDecoder(
+            path, tokenizer, conversations=conversations, reads_answers=reads_answers or reads_turns
+        ).decode
         lines = read_lines(path, decode, expected=REQUESTS, skip_bad_lines=skip_bad_lines)
     else:
         lines = read_lines(path, _decode_token_ids, expected=TOKEN_IDS, skip_bad_lines=skip_bad_lines)
@@ -164,16 +185,45 @@ def read_recording(
         raise ConfigError(f"no conversation of {path} has an answer to a message; give another file")
     traffic = TokenTraffic([one.prompt for one in exchanges], page_size or CacheConfig.page_size)
     name = None if tokenizer is None else Path(tokenizer).name
-    answers = [one.answer for one in exchanges] if reads_answers else ()
+    answers = [one.answer for one in exchanges] if reads_answers or reads_turns else ()
     if reads_answers and not any(answers):
         raise ConfigError(
             f"{path} has no answers with which to compare drafts; give conversations that have the assistant's "
             "messages (--conversations takes every line as one), several turns of a chat, or prompt_token_ids with "
             "token_ids"
         )
-    lengths = [max(len(answer) // TOKEN_BYTES, 1) for answer in answers]
-    predictions = [one.prediction for one in exchanges] if reads_answers else ()
-    return Recording(path.name, traffic, lines.n_bad_lines, name, lengths or None, answers, predictions)
+    lengths = [max(len(answer) // TOKEN_BYTES, 1) for answer in answers] if any(answers) else None
+    return Recording(
+        path.name,
+        traffic,
+        lines.n_bad_lines,
+        name,
+        lengths,
+        answers,
+        [one.prediction for one in exchanges] if reads_answers else (),
+        _times_s(path, exchanges) if reads_turns else None,
+        [one.calls for one in exchanges] if reads_turns else (),
+        sum(not answer for answer in answers) if lengths else 0,
+    )
+
+
+def _times_s(path: Path, exchanges: Sequence[_Exchange]) -> list[float] | None:
+    """Returns when the requests arrived; None if none says it."""
+    times = [one.time_ms for one in exchanges if one.time_ms is not None]
+    if not times:
+        return None
+    if len(times) < len(exchanges):
+        raise ConfigError(
+            f"only {len(times)} of the {len(exchanges)} requests of {path} have a timestamp; give all of them one, "
+            "or none"
+        )
+    for number, (before, time_ms) in enumerate(pairwise(times), 2):
+        if time_ms < before:
+            raise ConfigError(
+                f"timestamp {time_ms:g} of request {number} of {path} is before {before:g}, that of the request "
+                "before it; sort the lines by their times"
+            )
+    return [time_ms / 1000 for time_ms in times]
 
 
 def _find_first_key(path: Path) -> str:
@@ -199,7 +249,23 @@ def _find_first_key(path: Path) -> str:
 
 def _decode_token_ids(line: bytes) -> list[_Exchange]:
     request = msgspec.json.decode(line, type=_TokenRequest)
-    return [_Exchange(pack_tokens(request.prompt_token_ids), pack_tokens(request.token_ids or ()))]
+    answer = pack_tokens(request.token_ids or ())
+    return [_Exchange(pack_tokens(request.prompt_token_ids), answer, time_ms=request.timestamp)]
+
+
+def _time_ms(request: _LoggedRequest) -> float | None:
+    """Returns when a request arrived. Raises ``ValueError`` if its time is no number of milliseconds."""
+    if request.timestamp is None:
+        return None
+    try:
+        return msgspec.convert(request.timestamp, TimeMs)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"timestamp, in milliseconds: {error}") from None
+
+
+def _called(answer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the names of the tools that an assistant's message calls."""
+    return tuple(call["function"]["name"] for call in answer.get("tool_calls") or ())
 
 
 class _Unanswered(NamedTuple):
@@ -259,7 +325,7 @@ class _LogDecoder:
             prompts = self._encode_prompt(
                 request.prompt, adds_special_tokens=request.add_special_tokens is not False
             )
-            return list(map(_Exchange, prompts))
+            return [_Exchange(prompt, time_ms=_time_ms(request)) for prompt in prompts]
         if request.messages == []:
             raise ValueError("messages is empty")
         messages = normalize_messages(request.conversation().messages)
@@ -297,7 +363,8 @@ class _LogDecoder:
             continue_final_message=continues,
         )
         exchange = _Exchange(
-            self._loaded_tokenizer().encode(text, adds_special_tokens=bool(request.add_special_tokens))
+            self._loaded_tokenizer().encode(text, adds_special_tokens=bool(request.add_special_tokens)),
+            time_ms=_time_ms(request),
         )
         if self._reads_answers:
             if request.prediction is not None:
@@ -317,6 +384,7 @@ class _LogDecoder:
         exchange = _Exchange(self._loaded_tokenizer().encode(text, adds_special_tokens=False))
         if self._reads_answers:
             exchange.answer = self._encode_answer(_Unanswered(exchange, text, messages, {}), answer)
+            exchange.calls = _called(answer)
         return exchange
 
     def _match_answers(self, asked: _Unanswered) -> None:
@@ -326,6 +394,7 @@ class _LogDecoder:
             if index in answers:
                 for earlier in self._unanswered.pop(digest, ()):
                     earlier.exchange.answer = self._encode_answer(earlier, message)
+                    earlier.exchange.calls = _called(message)
             digest = sha256(digest + msgspec.json.encode(message, order="sorted")).digest()
         self._unanswered.setdefault(digest, []).append(asked)
 

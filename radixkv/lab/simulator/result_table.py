@@ -34,10 +34,6 @@ def columns(*, has_host: bool, has_disk: bool, has_bytes: bool, has_servers: boo
         has_servers: whether there are several servers or replicas.
     """
     known = (
-        (True, Column("capacity", lambda one: _capacity(one.capacity_tokens, "infinite"), 8, is_key=True)),
-        (has_host, Column("host", lambda one: _capacity(one.host_capacity_tokens), is_key=True)),
-        (has_disk, Column("disk", lambda one: _capacity(one.disk_capacity_tokens), is_key=True)),
-        (True, Column("policy", lambda one: "-" if one.capacity_tokens is None else one.policy, 8, is_key=True)),
         (has_servers, Column("servers", lambda one: str(one.servers), is_key=True)),
         (has_servers, Column("routing", lambda one: one.routing or "-", 11, is_key=True)),
         (has_servers, Column("busiest", _busiest)),
@@ -53,13 +49,34 @@ def columns(*, has_host: bool, has_disk: bool, has_bytes: bool, has_servers: boo
         (has_bytes, Column("pool GiB", _pool_gib, 7)),
         (has_bytes, Column("evicted GiB", lambda one: _gib(one.evicted_bytes), 7)),
     )
+    keys = capacity_columns(has_host=has_host, has_disk=has_disk, has_policies=True)
+    return [*keys, *(column for is_shown, column in known if is_shown)]
+
+
+def capacity_columns(*, has_host: bool, has_disk: bool, has_policies: bool) -> list[Column]:
+    """Returns the columns that tell which caches a row is of.
+
+    Args:
+        has_host: whether a capacity has a host tier.
+        has_disk: whether a capacity has a disk tier.
+        has_policies: whether the eviction policy is shown.
+    """
+    known = (
+        (True, Column("capacity", lambda one: _capacity(one.capacity_tokens, "infinite"), 8, is_key=True)),
+        (has_host, Column("host", lambda one: _capacity(one.host_capacity_tokens), is_key=True)),
+        (has_disk, Column("disk", lambda one: _capacity(one.disk_capacity_tokens), is_key=True)),
+        (
+            has_policies,
+            Column("policy", lambda one: "-" if one.capacity_tokens is None else one.policy, 8, is_key=True),
+        ),
+    )
     return [column for is_shown, column in known if is_shown]
 
 
-def title(recording: Recording, concurrency: int, ends_known: float) -> str:
+def title(recording: Recording, concurrency: int | None, ends_known: float) -> str:
     """Returns one or two lines that describe the recording and how it is replayed."""
     traffic = recording.traffic
-    in_flight = f", {concurrency} in flight" if concurrency > 1 else ""
+    in_flight = f", {concurrency} in flight" if (concurrency or 1) > 1 else ""
     ends = f", {100 * ends_known:g}% of ends known" if ends_known else ""
     lines = [
         f"{recording.name}: {plural(len(traffic.n_tokens), 'request')}, "

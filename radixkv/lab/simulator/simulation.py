@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter, thread_time
 
 import msgspec
@@ -41,8 +42,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     page_size: int
     """Tokens per page."""
-    concurrency: int
-    """Requests in flight."""
+    concurrency: int | None
+    """Requests in flight; None where they arrive at times of their own."""
     max_num_batched_tokens: int | None
     """Maximum tokens per step; None with one request in flight, whose prompt takes one step."""
     n_answer_tokens: int | None
@@ -225,12 +226,34 @@ class Simulation:
         n_servers: int = 1,
         routing: Routing | None = None,
     ) -> Result:
+        replay = partial(self._replay, n_servers=n_servers, routing=routing)
+        return self.counted(capacity, policy, n_cached_tokens_infinite, replay, n_servers, routing)
+
+    def counted(
+        self,
+        capacity: Capacity | None,
+        policy: Policy,
+        n_cached_tokens_infinite: int | None,
+        replay: Callable[[CacheSettings], tuple[ReplayResult, Sequence[ServerTokens]]],
+        n_servers: int = 1,
+        routing: Routing | None = None,
+    ) -> Result:
+        """Returns the result of a replay, which it runs.
+
+        Args:
+            capacity: of a server; None: infinite.
+            policy: eviction policy.
+            n_cached_tokens_infinite: cached tokens with an infinite capacity; None: those of this replay.
+            replay: returns the counts, and of several servers what each has served.
+            n_servers: servers or replicas.
+            routing: what the router before several servers knows.
+        """
         traffic, started, started_cpu = self.recording.traffic, perf_counter(), thread_time()
         page_size = traffic.page_size
         tiers: tuple[int | None, ...] = (None, None, None) if capacity is None else capacity
         n_pages, host_pages, disk_pages = (None if n is None else n // page_size for n in tiers)
         settings = CacheSettings(n_pages, policy, host_pages, disk_pages, self.ghost_capacity, self.costs)
-        replay_result, by_server = self._replay(settings, n_servers, routing)
+        replay_result, by_server = replay(settings)
         computed = [one.n_prompt - one.n_cached for one in by_server]
         use, n_prompt = replay_result.cache_use, sum(traffic.n_tokens)
         n_cached = use.n_cached

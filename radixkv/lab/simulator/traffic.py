@@ -136,6 +136,10 @@ class BlockTraffic:
         del symbols[width * n_whole + n_in_last :]
         return symbols.tobytes()
 
+    def whole_blocks(self, index: int) -> Sequence[int]:
+        """Returns an id for each whole block of a prompt: of it, and of all that is before it. O(blocks)."""
+        return self._blocks[index][: self.n_tokens[index] // BLOCK_LEN]
+
     def n_cached_tokens(self, index: int, n_symbols: int) -> int:
         """Returns the cached tokens. The scheduler computes the last symbol of a prompt even if all are cached."""
         if self.symbols_per_page == self.page_size and self.rule == "engine":

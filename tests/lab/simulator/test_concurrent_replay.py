@@ -101,18 +101,46 @@ def test_with_answers_cached_tokens_equal_those_of_the_engine(n_pages, n_sets):
         reported = [output.num_cached_tokens for output in outputs]
         traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
         said = [pack_tokens(output.outputs[0].token_ids) for output in outputs]
-        answers = SimpleNamespace(lengths=lengths, symbols=said.__getitem__)
+        answers = SimpleNamespace(lengths=lengths, are_limited=True, symbols=said.__getitem__)
         settings = CacheSettings(n_pages)
         replayed = ConcurrentReplay(traffic, settings, 64, 2048, answers=answers).run()
         assert replayed.n_cached_tokens == reported
         of_lengths = ConcurrentReplay(
-            traffic, CacheSettings(n_pages), 64, 2048, answers=RecordedAnswers(traffic, lengths)
+            traffic, CacheSettings(n_pages), 64, 2048, answers=RecordedAnswers(traffic, lengths, are_limited=True)
         ).run()
         n_reported += sum(reported)
         n_of_lengths += sum(of_lengths.n_cached_tokens)
         without = ConcurrentReplay(traffic, settings, 64, 2048).run()
         assert (without.n_cached_tokens != reported) == (n_pages < 600)
     assert n_of_lengths == pytest.approx(n_reported, rel=0.02), "without knowing the tokens"
+
+
+@pytest.mark.nightly
+def test_answers_that_a_token_ends_give_the_cached_tokens_of_the_engine():
+    """Behind such a token the server has launched one more row, which takes its place in a step."""
+    prompts, n_pages = random_prompts(seed=17, n_prompts=24), 40
+    settings = {"page_size": PAGE_SIZE, "max_total_tokens": n_pages * PAGE_SIZE, "max_num_seqs": 64}
+    llm = LLM("tiny", device="cpu", **settings, **OVERLAPPING)
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    random = Random(1)
+    long = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    said = [output.outputs[0].token_ids for output in llm.generate(asked, long, use_tqdm=False)]
+    said = [list(tokens[: tokens.index(random.choice(tokens)) + 1]) for tokens in said]
+    sampling = [
+        SamplingParams(temperature=0.0, max_tokens=200, stop_token_ids=[tokens[-1]], ignore_eos=True)
+        for tokens in said
+    ]
+    llm.flush_cache()
+    outputs = llm.generate(asked, sampling, use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["stop"] * len(prompts)
+    traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
+    answers = SimpleNamespace(
+        lengths=list(map(len, said)),
+        are_limited=False,
+        symbols=lambda index: pack_tokens(said[index]),
+    )
+    replayed = ConcurrentReplay(traffic, CacheSettings(n_pages), 64, 2048, answers=answers).run()
+    assert replayed.n_cached_tokens == [output.num_cached_tokens for output in outputs]
 
 
 def test_an_answer_that_a_later_prompt_sends_back_is_found_there():

@@ -36,11 +36,19 @@ class ToolPauses(Agents, frozen=True, kw_only=True, tag="tool-pauses"):
         """Returns the time of the slowest call; None if the results never come."""
         if rng.random() < self.lost_share:
             return None
-        return max(self._draw(call.name, rng) for call in calls)
+        return max(tool_seconds(call.name, self.tool_median_s, rng) for call in calls)
 
-    def _draw(self, tool: str, rng: random.Random) -> float:
-        number = crc32(tool.encode())
-        median_s = self.tool_median_s * exp(log(_SPREAD) * (2 * (number >> 1) / 0x7FFFFFFF - 1))
-        if number % 2:
-            return median_s * rng.lognormvariate(0.0, _SIGMA)
-        return median_s / 2 ** (1 / _ALPHA) * rng.paretovariate(_ALPHA)
+
+def tool_seconds(tool: str, median_s: float, rng: random.Random) -> float:
+    """Returns a random time of a tool, whose name decides how its times are distributed.
+
+    Args:
+        tool: its name.
+        median_s: median time of all tools.
+        rng: draws the time.
+    """
+    number = crc32(tool.encode())
+    of_tool_s = median_s * exp(log(_SPREAD) * (2 * (number >> 1) / 0x7FFFFFFF - 1))
+    if number % 2:
+        return of_tool_s * rng.lognormvariate(0.0, _SIGMA)
+    return of_tool_s / 2 ** (1 / _ALPHA) * rng.paretovariate(_ALPHA)
