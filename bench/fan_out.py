@@ -1,6 +1,6 @@
 """Prompt tokens that are computed more than once where many agents begin with one new prefix.
 
-Time is virtual: scheduler and cache are the server's, and steps take the times of ``modelled_steps.py``. Each
+Time is virtual: scheduler and cache are the server's, and steps take the times of ``StepTime``. Each
 step is planned before the result of the one before is known, as in the server. Prints a JSON line for each kind
 of model, case, policy and step size: tokens computed beyond the distinct ones, in all and in percent of these,
 and the mean and last time to the first token. Distinct tokens are those of the tree of all prompts, each counted
@@ -33,10 +33,10 @@ from itertools import pairwise, product
 from random import Random
 from typing import Any, NamedTuple
 
-from modelled_steps import StepTime
 from result_lines import report, script_parser
 
 from radixkv.lab.bench.environment import provenance
+from radixkv.lab.simulator.step_time import StepTime
 from radixkv.runtime.assemble import open_scheduler, page_quotas
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
