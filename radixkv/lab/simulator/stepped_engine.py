@@ -186,7 +186,7 @@ class SteppedEngine:
             n_preemptions=self._scheduler.n_preemptions,
             n_recomputed_tokens=self._scheduler.n_recomputed_tokens,
             n_pages_loaded_ahead=None if host is None else host.pages_loaded_ahead_total,
-            n_pages_loaded_ahead_used=None if host is None else host.pages_loaded_ahead_used_total,
+            n_pages_loaded_ahead_used=None if host is None else host.pages_loaded_ahead_used_by_waiting_total,
         )
 
     def check(self) -> None:

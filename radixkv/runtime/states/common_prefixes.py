@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sortedcontainers import SortedDict
 
@@ -27,7 +27,7 @@ class _Wait(NamedTuple):
     """Where the prefix ends."""
 
 
-_Prompts = SortedDict[tuple[bytes, int], Request]
+_Prompts: TypeAlias = SortedDict[tuple[bytes, int], Request]
 """Prompts by their tokens and serials. Token prefixes are byte prefixes, so no other prompt has more in common with
 one than its neighbours in this order."""
 
