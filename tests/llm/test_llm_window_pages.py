@@ -42,7 +42,7 @@ KINDS = {
 }
 
 
-of_each_kind = pytest.mark.parametrize("folder", KINDS, indirect=True)
+of_each_kind = pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(0, 3)), indirect=True)
 of_gemma = pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(0,)), indirect=True)
 
 
@@ -171,13 +171,13 @@ def test_a_turn_that_repeats_the_answer_goes_on_behind_it(folder: Path) -> None:
 def test_one_token_more_or_less_than_a_page_and_the_whole_prompt_again(folder: Path) -> None:
     """Also prompts that are shorter than the window, whose answers pass it."""
     long = text(300, 1)
-    prompts = [long, *(long[:n] for n in (15, 16, 17, 48, 49, 63, 64, 65, 257))] * 2
+    prompts = [long, *(long[:n] for n in (16, 17, 48, 64, 257))] * 2
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=35, logprobs=1, ignore_eos=True)
-    cold = cold_bits(folder, prompts[:10], params)
+    cold = cold_bits(folder, prompts[:6], params)
     with opened(folder, max_total_tokens=4096) as llm:
         warm = [answers(llm, [one], params)[0] for one in prompts]
     assert [bits(one) for one in warm] == cold * 2
-    assert [one.num_cached_tokens for one in warm][10:] == [288, 0, 0, 16, 32, 48, 48, 48, 64, 256]
+    assert [one.num_cached_tokens for one in warm][6:] == [288, 0, 16, 32, 48, 256]
 
 
 @of_gemma

@@ -27,7 +27,6 @@ from test_llm_window_pages_in_tiers import CHATS, N_CHATS, N_SYSTEM, SMALL, TIER
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.runtime.device.cpu import executor
-from support.cases import rest_nightly
 from support.sliced_operations import SlicedOperations
 
 __all__ = ["folder"]
@@ -63,14 +62,11 @@ def one_process(folder: Path, n_slices: int) -> Iterator[LLM]:
 CASES = [(kind, n) for n in (2, 4) for kind in KINDS]
 
 
-def of_ranks(*kept: int) -> pytest.MarkDecorator:
-    """Runs a test with these kinds of models and numbers of ranks each time, and with all others at night."""
-    return pytest.mark.parametrize(
-        ("folder", "n_ranks"), rest_nightly(CASES, kept=kept), indirect=["folder"], ids=str
-    )
+of_ranks = pytest.mark.parametrize(("folder", "n_ranks"), CASES, indirect=["folder"], ids=str)
 
 
-@of_ranks(CASES.index(("gemma3", 2)))
+@pytest.mark.nightly
+@of_ranks
 def test_ranks_have_the_bits_of_one_process_that_keeps_all_pages(folder: Path, n_ranks: int) -> None:
     """Hits, forks, choices and beams, one request after the other and all at once in a pool that is too small for
     them: tails are evicted and requests preempted."""
@@ -95,7 +91,8 @@ def test_ranks_have_the_bits_of_one_process_that_keeps_all_pages(folder: Path, n
     assert metrics.preemptions_total > 0
 
 
-@of_ranks()
+@pytest.mark.nightly
+@of_ranks
 def test_window_pages_of_ranks_come_back_from_host_memory_and_after_a_restart_from_disk(
     folder: Path, n_ranks: int, tmp_path: Path
 ) -> None:

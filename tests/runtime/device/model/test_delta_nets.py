@@ -148,7 +148,11 @@ def ids_of(prompt: list[int]) -> dict[str, list[int]]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"host_memory_bytes": 1 << 12}, r"host_memory_bytes 4096 leave \d+ for states"),
+        pytest.param(
+            {"host_memory_bytes": 1 << 12},
+            r"host_memory_bytes 4096 leave \d+ for states",
+            marks=pytest.mark.nightly,  # the model is loaded before
+        ),
         ({"state_memory_bytes": 100}, r"state_memory_bytes 100 is less than .* take \d+ bytes; set --state-memory"),
         ({"state_memory_bytes": 1 << 20, "enable_prefix_caching": False}, "needs enable_prefix_caching"),
         ({"state_memory_bytes": 1 << 50}, "state_memory_bytes lower"),
