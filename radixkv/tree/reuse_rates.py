@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log2
+
 _N_AGES = 48
 _DECAY = 0.97
 """What remains of older observations at each update."""
@@ -40,6 +42,17 @@ class ReuseRates:
         then, divided by the time that pages stay until then or until their hit. 0 where nothing is known. O(1).
         """
         return self._rates[group][min(age.bit_length(), _N_AGES - 1)]
+
+    def smooth_rate(self, group: int, age: float) -> float:
+        """Returns what ``rate`` does, linear in the logarithm of the age between the middles of the groups of ages.
+
+        It tells ages of one group apart. O(1).
+        """
+        place = log2(max(age, 1.0)) + 0.5  # a whole number in the middle of each group
+        index = min(int(place), _N_AGES - 2)
+        share = min(place - index, 1.0)
+        rates = self._rates[group]
+        return (1.0 - share) * rates[index] + share * rates[index + 1]
 
     def quantile(self, group: int, share: float) -> float | None:
         """Returns the age by which this share of the uses of a class have come; None if there are none.

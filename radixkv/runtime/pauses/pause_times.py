@@ -92,9 +92,10 @@ class PauseTimes:
         """Returns how many returns a second a pause of this age is expected to give while it is waited for.
 
         It is the best rate over all times that one may wait from now on. 0 where nothing is known. O(1).
+        No two ages are alike where it rises or falls, so that the order of pauses of one kind is not by chance.
         """
         times = self._times.get(kind)
-        return 0.0 if times is None else times.rates.rate(0, int(age_s * _TICKS_PER_S)) * _TICKS_PER_S
+        return 0.0 if times is None else times.rates.smooth_rate(0, age_s * _TICKS_PER_S) * _TICKS_PER_S
 
     def patience_s(self, kind: Kind) -> float:
         """Returns the age at which a pause is given up. O(1)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import count
 
@@ -43,6 +44,19 @@ def test_a_slow_tool_becomes_worth_more_as_its_end_comes_near() -> None:
     rng = random.Random(1)
     times = learnt(*(rng.uniform(25, 35) for _ in range(32)))
     assert times.rate(TOOL, 0.0) < times.rate(TOOL, 20.0)
+
+
+SPREADS = [(1.0, 1.5, -1), (30.0, 0.1, 1)]
+
+
+@pytest.mark.parametrize(("median_s", "sigma", "sign"), SPREADS, ids=["wide", "narrow"])
+def test_ages_that_are_hardly_apart_are_worth_more_or_less(median_s: float, sigma: float, sign: int) -> None:
+    """Where times vary widely, a pause is worth less the longer it lasts; just before a time that is known, more."""
+    rng = random.Random(1)
+    times = learnt(*(rng.lognormvariate(math.log(median_s), sigma) for _ in range(200)))
+    rates = [times.rate(TOOL, age_s) for age_s in (12.0, 12.5, 13.0, 15.0, 15.5)]
+    assert len(set(rates)) == len(rates)
+    assert rates == sorted(rates, reverse=sign < 0)
 
 
 def test_calls_that_never_return_make_a_tool_worth_less() -> None:
