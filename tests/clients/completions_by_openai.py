@@ -106,7 +106,7 @@ def test_cached_tokens(client: OpenAI) -> None:
     [
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": 1.1}, "top_p"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"n": 0}, "n"),
         ({"logprobs": -1}, "logprobs"),
         ({"presence_penalty": 2.1}, "presence_penalty"),

@@ -30,7 +30,7 @@ COMMON: list[tuple[str, list[Any]]] = [
     ("logit_bias", [{str(token): 1 for token in range(sampling.MAX_LOGIT_BIASES + 1)}]),
     ("n", [0, sampling.MAX_CHOICES + 1]),
     ("best_of", [2]),
-    ("max_tokens", [0, CONTEXT, -1, 1.5, "4"]),
+    ("max_tokens", [-1, CONTEXT, 1.5, "4"]),
     ("min_tokens", [-1, 5]),
     ("seed", [-ABOVE_INT64 - 1, ABOVE_INT64, "x"]),
     ("stop", ["", ["a"] * (sampling.MAX_STOP_STRINGS + 1), "x" * (sampling.MAX_STOP_CHARACTERS + 1), [1]]),
@@ -54,7 +54,7 @@ COMPLETION_ONLY: list[tuple[str, list[Any]]] = [
 CHAT_ONLY: list[tuple[str, list[Any]]] = [
     ("logprobs", [1]),
     ("top_logprobs", [-1, sampling.MAX_LOGPROBS + 1, 1]),
-    ("max_completion_tokens", [0, CONTEXT]),
+    ("max_completion_tokens", [-1, CONTEXT]),
     ("messages", [None, [], "x", [1], [{}], [{"role": "user"}], [{"role": 1, "content": "x"}]]),
     ("messages", [[{"role": "user", "content": 5}], [{"role": "user", "content": "x " * CONTEXT}]]),
     ("tools", [[{"type": "function"}]]),
