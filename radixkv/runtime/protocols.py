@@ -388,6 +388,9 @@ class States:
     def arrived(self, request: Request) -> None:
         """Takes note of a new request in the waiting queue."""
 
+    def left(self, request: Request) -> None:
+        """Takes note that a request has ended, mostly before it had a row."""
+
     def is_awaited(self, request: Request) -> bool:
         """Returns whether a waiting request is to be admitted later, because the next plan or a launched one
         computes a state that it could go on from, or a request that runs is about to."""

@@ -204,6 +204,7 @@ class Scheduler:
             self.running.finish(request)
             self.running.release()
         request.phase = Phase.FINISHED
+        self.states.left(request)
         if request.followers:
             self.waiting.add(request.promote_follower())
 
@@ -220,6 +221,7 @@ class Scheduler:
         last = now - timeout_s
         for request in (*self.waiting.take_received_before(last), *self.tiers.take_received_before(last)):
             request.phase = Phase.FINISHED
+            self.states.left(request)
             updates.append(Update(request, error=queue_timeout(now - request.received_at, timeout_s)))
         return updates
 

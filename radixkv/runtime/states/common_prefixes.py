@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from sortedcontainers import SortedDict
@@ -15,13 +14,12 @@ MAX_LEVELS = 8
 """Most lengths at which waiting prompts leave a prompt that are looked at for a row, the longest first."""
 _AFTER_ALL = b"\xff" * TOKEN_BYTES
 """Is greater than the bytes of any token."""
-_MIN_PURGED = 64
 
 
 class _Wait(NamedTuple):
     """What a waiting prompt waits for."""
 
-    leader: Request
+    computing: Request
     """Computes the prefix."""
     position: int
     """Where the prefix ends."""
@@ -57,21 +55,32 @@ class CommonPrefixes:
         """What waiting requests wait for, or have waited for last."""
         self._let_through: list[Request] = []
         """Those that did not have to wait when they were asked for last. They may have pages, and no row yet."""
-        self._purged_at = _MIN_PURGED
 
     def arrived(self, request: Request) -> None:
-        """Takes note of a request that waits for its first row. O(log waiting), amortised."""
-        if len(self._keys) >= self._purged_at:
-            for one in [one for one in self._keys if one.phase is Phase.FINISHED]:
-                self._forget(one)
-            self._purged_at = max(_MIN_PURGED, 2 * len(self._keys))
+        """Takes note of a request that waits for its first row. O(log waiting) comparisons of prompts."""
         self._enter(self._waiting, request, request.key)
 
-    def places(self, request: Request, start: int, end: int) -> list[int]:
+    def left(self, request: Request) -> None:
+        """Forgets a request. O(log prompts) comparisons of prompts; O(1) for one that is not known."""
+        self._waits.pop(request, None)
+        if request in self._let_through:
+            self._let_through.remove(request)
+        key = self._keys.pop(request, None)
+        if key is None:
+            return
+        prompts_of = self._computed if request in self._begun else self._waiting
+        self._begun.discard(request)
+        prompts = prompts_of[request.namespace]
+        del prompts[key]
+        if not prompts:
+            del prompts_of[request.namespace]
+
+    def places(self, request: Request, start: int, end: int) -> set[int]:
         """Returns the positions of states up to which waiting prompts have a prompt's tokens, those after
         ``start`` and up to ``end``.
 
-        Each leaves a token of both prompts to compute. O(``MAX_LEVELS`` · log waiting) comparisons of prompts.
+        Each leaves a token of both prompts to compute. At most ``MAX_LEVELS`` times O(log waiting) comparisons of
+        prompts up to ``end``.
 
         Args:
             request: has a row in the next plan.
@@ -81,34 +90,39 @@ class CommonPrefixes:
         is_first = request not in self._begun
         key = self._keys[request][0] if request in self._keys else bytes(request.tokens)
         if end >= request.n_known:
-            self._forget(request)
+            self.left(request)
         elif is_first:
-            self._forget(request)
+            self.left(request)
             self._begun.add(request)
             self._enter(self._computed, request, key)
         prompts = self._waiting.get(request.namespace)
-        if not prompts or (is_first and request.n_known - start < self._n_least):
-            return []  # others find all before ``start`` as well, and do not wait for so little
-        places: list[int] = []
-        low, high = key, key
-        first = key[: (self._floor(start) + self._block_tokens) * TOKEN_BYTES]
-        for _ in range(MAX_LEVELS):
+        n_first, n_most = self._floor(start) + self._block_tokens, len(key) // TOKEN_BYTES - 1
+        if not prompts or n_first > end or (is_first and request.n_known - start < self._n_least):
+            return set()  # others find all before ``start`` as well, and do not wait for so little
+        places: set[int] = set()
+        low = key[: (end + self._block_tokens) * TOKEN_BYTES]  # no place is behind the row, wherever they leave it
+        first, rest = low[: n_first * TOKEN_BYTES], low[n_first * TOKEN_BYTES :]
+        for level in range(MAX_LEVELS):
+            n_low = len(low) // TOKEN_BYTES
+            below = prompts.bisect_left((low,))
+            above = prompts.bisect_left((low + _AFTER_ALL,))
+            if not level and below < above:  # prompts that begin with all that is looked at
+                places.add(min(n_low, n_most))
+            if below < above and prompts.peekitem(below)[0][0] == low:  # ends where others leave
+                places.add(n_low - 1)
             n_common = 0
-            for other, _ in _neighbours(prompts, low, high):
-                if not other.startswith(first):
-                    continue
-                n_of_other = n_common_tokens(key, other)
-                n_common = max(n_common, n_of_other)
-                place = self._floor(min(n_of_other, min(len(key), len(other)) // TOKEN_BYTES - 1))
-                if start < place <= end:
-                    places.append(place)
+            beside = [prompts.peekitem(place)[0][0] for place in (below - 1, above) if 0 <= place < len(prompts)]
+            for other in beside:
+                if other.startswith(first):
+                    n_of_other = n_first + n_common_tokens(rest, other[len(first) : len(low)])
+                    places.add(min(n_of_other, len(other) // TOKEN_BYTES - 1, n_most))
+                    n_common = max(n_common, n_of_other)
             if not n_common:
                 break
             low = key[: n_common * TOKEN_BYTES]
-            high = low + _AFTER_ALL
-        return places
+        return {place for place in map(self._floor, places) if start < place <= end}
 
-    def awaited(self, request: Request) -> int | None:
+    def awaited_position(self, request: Request) -> int | None:
         """Returns the position up to which a request that runs is going to compute a waiting one's prompt; None if
         there is no reason to wait.
 
@@ -120,10 +134,10 @@ class CommonPrefixes:
             return last.position
         if request not in self._keys:
             return None
-        leader, n_common = self._nearest(request)
-        if leader is None:
+        computing, n_common = self._nearest(request)
+        if computing is None:
             return None
-        wait = _Wait(leader, self._floor(min(n_common, request.n_known - 1)))
+        wait = _Wait(computing, self._floor(min(n_common, request.n_known - 1)))
         n_waited = 0 if last is None else last.position
         if wait.position < n_waited + self._n_least or not _is_coming(wait):
             return None
@@ -138,14 +152,16 @@ class CommonPrefixes:
     def freed(self, request: Request) -> None:
         """Takes note that a request has lost its pages; one that has had no row waits again. O(log prompts)."""
         if request.phase is not Phase.WAITING:
-            self._forget(request)
+            self.left(request)
 
     def _nearest(self, request: Request) -> tuple[Request | None, int]:
         """Returns the request that computes the most of a waiting one's prompt, and how many tokens."""
         nearest: tuple[Request | None, int] = None, 0
         candidates: list[tuple[bytes, Request]] = []
         if prompts := self._computed.get(request.namespace):
-            candidates += _neighbours(prompts, request.key, request.key)
+            place = prompts.bisect_left((request.key,))
+            for (tokens, _), one in prompts.items()[max(0, place - 1) : place + 1]:
+                candidates.append((tokens, one))
         for one in self._let_through:
             if one is not request and one.block_table is not None and one.namespace == request.namespace:
                 candidates.append((one.key or bytes(one.tokens), one))
@@ -165,37 +181,13 @@ class CommonPrefixes:
         key = self._keys[request] = tokens, request.serial
         prompts_of.setdefault(request.namespace, SortedDict())[key] = request
 
-    def _forget(self, request: Request) -> None:
-        self._waits.pop(request, None)
-        if request in self._let_through:
-            self._let_through.remove(request)
-        key = self._keys.pop(request, None)
-        if key is None:
-            return
-        prompts_of = self._computed if request in self._begun else self._waiting
-        self._begun.discard(request)
-        prompts = prompts_of[request.namespace]
-        del prompts[key]
-        if not prompts:
-            del prompts_of[request.namespace]
-
-
-def _neighbours(prompts: _Prompts, low: bytes, high: bytes) -> Iterator[tuple[bytes, Request]]:
-    """Yields the prompts next to a range of tokens, from ``low`` on and before ``high``."""
-    below = prompts.bisect_left((low,)) - 1
-    above = below + 1 if low is high else prompts.bisect_left((high,))
-    for index in (below, above):
-        if 0 <= index < len(prompts):
-            (tokens, _), request = prompts.peekitem(index)
-            yield tokens, request
-
 
 def _is_coming(wait: _Wait) -> bool:
-    """Whether the leader runs, or is about to, and has not come to the position."""
-    leader = wait.leader
+    """Whether the other request runs, or is about to, and has not come to the position."""
+    one = wait.computing
     return (
-        leader.block_table is not None
-        and leader.phase not in (Phase.PREEMPTED, Phase.FINISHED)
-        and not leader.recovery.is_retried
-        and leader.n_scheduled < wait.position
+        one.block_table is not None
+        and one.phase not in (Phase.PREEMPTED, Phase.FINISHED)
+        and not one.recovery.is_retried
+        and one.n_scheduled < wait.position
     )

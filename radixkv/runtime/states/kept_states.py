@@ -45,18 +45,24 @@ class KeptStates:
             self._common.arrived(request)
 
     def is_awaited(self, request: Request) -> bool:
-        """See ``States.is_awaited``. ``NodeStates.n_coming``, and ``CommonPrefixes.awaited``."""
+        """See ``States.is_awaited``. ``NodeStates.n_coming``, and ``CommonPrefixes.awaited_position``."""
         if not request.reads_cache or request.recovery.bypasses_tree:
             return False
         if self._states.n_coming(request.namespace, request.key) >= self._n_least:
             return True
-        position = None if request.recovery.is_retried else self._common.awaited(request)
+        if request.is_canary:
+            return False  # it keeps no states, so nobody is to wait for it
+        position = None if request.recovery.is_retried else self._common.awaited_position(request)
         if position is not None:
             n_found = self._states.n_found(request.namespace, request.key)
             if position - n_found >= self._n_least:
                 return True
         self._common.let_through(request)
         return False
+
+    def left(self, request: Request) -> None:
+        """See ``States.left``. ``CommonPrefixes.left``."""
+        self._common.left(request)
 
     def freed(self, request: Request) -> None:
         """See ``States.freed``. ``CommonPrefixes.freed``."""
@@ -73,6 +79,7 @@ class KeptStates:
             blocks.state = None
             self.n_hits += not request.is_canary
         if blocks.lease is None or blocks.lease.detached or request.is_canary:
+            self._common.left(request)
             return []
         if request.reads_cache:
             self.n_missed_tokens += max(0, n_in_tree - n_in_tree % self._states.block_tokens - start)

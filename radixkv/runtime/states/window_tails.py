@@ -37,6 +37,10 @@ class WindowTails(States):
         """See ``States.arrived``. Costs what ``KeptStates.arrived`` does."""
         self._kept.arrived(request)
 
+    def left(self, request: Request) -> None:
+        """See ``States.left``. Costs what ``KeptStates.left`` does."""
+        self._kept.left(request)
+
     def is_awaited(self, request: Request) -> bool:
         """See ``States.is_awaited``. Costs what ``KeptStates.is_awaited`` does."""
         return self._kept.is_awaited(request)

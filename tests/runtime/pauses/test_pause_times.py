@@ -51,7 +51,7 @@ SPREADS = [(1.0, 1.5, -1), (30.0, 0.1, 1)]
 
 @pytest.mark.parametrize(("median_s", "sigma", "sign"), SPREADS, ids=["wide", "narrow"])
 def test_ages_that_are_hardly_apart_are_worth_more_or_less(median_s: float, sigma: float, sign: int) -> None:
-    """Where times vary widely, a pause is worth less the longer it lasts; just before a time that is known, more."""
+    """Where times vary widely, a pause is worth less the longer it lasts; before a time that is known, more."""
     rng = random.Random(1)
     times = learnt(*(rng.lognormvariate(math.log(median_s), sigma) for _ in range(200)))
     rates = [times.rate(TOOL, age_s) for age_s in (12.0, 12.5, 13.0, 15.0, 15.5)]

@@ -125,6 +125,42 @@ def test_the_others_go_on_when_the_first_one_is_aborted(model: str) -> None:
     assert engine.n_computed <= n_distinct(prompts) + n_lost
 
 
+@pytest.mark.parametrize("order", ["ACB", "ABC", "CAB", "BAC"])
+@pytest.mark.parametrize("budget", [32, 500])
+def test_a_prompt_that_is_the_common_prefix_of_others_goes_on_from_it(order: str, budget: int) -> None:
+    """The prefix ends at a multiple of blocks, so this prompt, which computes a token, needs a block less."""
+    prompts = {"A": child(1, 9, n_stem=152), "B": text(152, 1), "C": child(2, 9, n_stem=152)}
+    engine = FanOut("recurrent", budget=budget)
+    engine.run_arrivals([Arrival(prompts[name]) for name in order])
+    assert engine.n_computed <= n_distinct(list(prompts.values())) + 2 * BLOCK
+
+
+@pytest.mark.parametrize("budget", [32, 100])
+def test_prompts_that_leave_one_at_many_places_go_on_from_each(budget: int) -> None:
+    longest = text(800, 1)
+    prompts = [longest, *(longest[: 16 * n] + text(5, n, 2) for n in range(1, 41))]
+    engine = FanOut("recurrent", budget=budget)
+    engine.run_arrivals([Arrival(prompt) for prompt in prompts])
+    assert engine.n_computed <= 1.2 * n_distinct(prompts)
+
+
+@pytest.mark.parametrize("times_out", [False, True])
+def test_prompts_that_end_while_they_wait_leave_nothing_behind(times_out: bool) -> None:
+    """No state is kept where they would have left another prompt."""
+    engine = FanOut("recurrent", queue_timeout_s=1.0 if times_out else None)
+    waiting = [engine.add(text(40 * n, 1) + text(5, n, 2), 1) for n in range(1, 7)]
+    if times_out:
+        engine.now += 2.0
+        assert len(engine.scheduler.expire()) == len(waiting)
+    else:
+        for request in waiting:
+            engine.scheduler.abort(request)
+    engine.run_arrivals([Arrival(text(300, 1))])
+    alone = FanOut("recurrent")
+    alone.run_arrivals([Arrival(text(300, 1))])
+    assert engine.cache.recurrent_states.n_free == alone.cache.recurrent_states.n_free
+
+
 def test_tenants_share_nothing_and_each_computes_the_prefix_once() -> None:
     engine = FanOut("recurrent", tenants=[TenantConfig("a"), TenantConfig("b")])
     prompts = [child(number, 5, n_stem=152) for number in range(6)]
