@@ -9,6 +9,7 @@ import msgspec
 from radixkv.settings.arguments import Parser
 from radixkv.settings.client_flags import add_client_flags, api_key
 from radixkv.terminal import Progress
+from radixkv.text.printable import printable
 
 
 class Misses(msgspec.Struct):
@@ -76,5 +77,5 @@ def run(args: argparse.Namespace) -> int:
     pauses = report.pauses
     if pauses is not None and (pauses.open or pauses.returns or pauses.given_up):
         lines += [pauses.text, *(f"  {kind.text}" for kind in pauses.kinds)]
-    print("\n".join(lines))
+    print("\n".join(map(printable, lines)))  # models name tools
     return 0

@@ -114,16 +114,10 @@ class SourceStats(msgspec.Struct, frozen=True):
     accepted_tokens_total: int
 
 
-_MAX_KIND_CHARACTERS = 120
-"""More of a kind's names are left out."""
-
-
 def kind_key(tenant: str, tools: Sequence[str]) -> str:
-    """Returns the key of a kind of pauses in ``PauseStats.kinds``: who asked, a zero character, and the tools that
-    were called; without tools a user is to go on."""
-    names = ", ".join(tools)
-    is_long = len(names) > _MAX_KIND_CHARACTERS
-    return f"{tenant}\0{names[:_MAX_KIND_CHARACTERS] + '…' if is_long else names}"
+    """Returns the key of a kind of pauses in ``PauseStats.kinds``: who asked, and each of the tools that were called
+    after a zero character, which no name has; without tools a user is to go on."""
+    return "\0".join((tenant, *tools))
 
 
 class PauseKindStats(msgspec.Struct, frozen=True):

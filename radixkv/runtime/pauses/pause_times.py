@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
 
 from radixkv.runtime.pauses.shared_room import SharedRoom
+from radixkv.text.printable import printable
 from radixkv.tree.reuse_rates import ReuseRates
 from radixkv.wire.stats import PauseKindStats, kind_key
 
@@ -26,6 +27,24 @@ _LONGEST_DECAY = 0.995
 
 Kind = tuple[str, tuple[str, ...]]
 """Who asked for the answer, and the sorted names of the tools that it called; none: a user is to go on."""
+_MAX_TOOLS = 8
+_MAX_NAME_CHARACTERS = 64
+"""More of a kind is left out, so that each takes 2 KiB at most: models name tools."""
+_CUT = "…"
+
+
+def kind_of(tenant: str, tools: Iterable[str]) -> Kind:
+    """Returns the kind of a pause after calls of tools. O(tools · log tools).
+
+    Unprintable characters of their names are replaced, and what is too long is cut: tools that differ only there
+    are one.
+    """
+    names = sorted({printable(name if len(name) <= _MAX_NAME_CHARACTERS else _cut(name)) for name in tools})
+    return tenant, tuple(names if len(names) <= _MAX_TOOLS else [*names[: _MAX_TOOLS - 1], _CUT])
+
+
+def _cut(name: str) -> str:
+    return name[: _MAX_NAME_CHARACTERS - 1] + _CUT
 
 
 @dataclass(slots=True)

@@ -66,14 +66,14 @@ def test_sizes_and_rates_are_not_added() -> None:
 
 def test_pauses_of_a_kind_are_added() -> None:
     of_each = [
-        {"\0search": PauseKindStats(1, 6, 4, 2, 2.0, 4.0), "\0": PauseKindStats(1, 0, 0, 0)},
+        {"\0search": PauseKindStats(1, 6, 4, 2, 2.0, 4.0), "": PauseKindStats(1, 0, 0, 0)},
         {"\0search": PauseKindStats(2, 1, 0, 0, 4.0, 6.0)},
     ]
     joint = JointStats(2)
     both = {index: Stats("a", pauses=PauseStats(1, 0, 0, 0, 0, kinds)) for index, kinds in enumerate(of_each)}
     pauses = joint.add(both, [0, 0]).pauses
     assert pauses is not None
-    assert pauses.kinds == {"\0search": PauseKindStats(3, 7, 4, 2, 3.0, 5.0), "\0": PauseKindStats(1, 0, 0, 0)}
+    assert pauses.kinds == {"\0search": PauseKindStats(3, 7, 4, 2, 3.0, 5.0), "": PauseKindStats(1, 0, 0, 0)}
     pauses = joint.add({1: both[1]}, [0, 0]).pauses
     assert pauses is not None
     assert pauses.kinds["\0search"] == PauseKindStats(2, 7, 4, 2, 4.0, 6.0)
