@@ -56,9 +56,12 @@ def _kind_text(tenant: str, tools: Sequence[str], kind: PauseKindStats) -> str:
     parts = [f"{name} of {tenant}" if tenant else name]
     if kind.median_s is not None and kind.p90_s is not None:
         n_ended = kind.returns_total + kind.given_up_total
-        parts.append(f"half come back within {_seconds(kind.median_s)}, nine of ten within {_seconds(kind.p90_s)}")
         parts.append(f"{kind.returns_total / n_ended:.0%} of {n_ended:,} came back")
-        parts.append(f"{kind.returns_on_device_total / kind.returns_total:.0%} of them were on the device")
+        on_device = f"{kind.returns_on_device_total / kind.returns_total:.0%}"
+        parts.append(
+            f"of these {on_device} were on the device, and lately half came "
+            f"within {_seconds(kind.median_s)}, nine of ten within {_seconds(kind.p90_s)}"
+        )
     elif kind.given_up_total:
         parts.append(f"none of {kind.given_up_total:,} came back")
     if kind.n_open:

@@ -114,9 +114,18 @@ class SourceStats(msgspec.Struct, frozen=True):
     accepted_tokens_total: int
 
 
+MAX_SHOWN_KINDS = 16
+"""Kinds of pauses in the statistics."""
+N_LATEST_RETURNS = 64
+"""Pauses of a kind of which the statistics have quantiles."""
+
+
 def kind_key(tenant: str, tools: Sequence[str]) -> str:
-    """Returns the key of a kind of pauses in ``PauseStats.kinds``: who asked, and each of the tools that were called
-    after a zero character, which no name has; without tools a user is to go on."""
+    """Returns the key of a kind of pauses in ``PauseStats.kinds``.
+
+    It is who asked, and each of the tools that were called after a zero character, which no name has; without tools
+    a user is to go on.
+    """
     return "\0".join((tenant, *tools))
 
 
@@ -129,7 +138,9 @@ class PauseKindStats(msgspec.Struct, frozen=True):
     returns_on_device_total: int
     given_up_total: int
     median_s: float | None = None
-    """Half of the latest pauses that ended did so within it, about; None: none has."""
+    """Half of the latest ``N_LATEST_RETURNS`` pauses that a prompt has ended took no longer; None: none has.
+
+    Pauses that were given up do not count. With replicas, the mean of theirs, weighted by ``returns_total``."""
     p90_s: float | None = None
     """The same of nine tenths."""
 

@@ -109,10 +109,10 @@ def test_pauses_are_shown_where_they_are_learnt(served_model: ServedModel, tmp_p
     assert (first["tools"], first["return_share"], first["median_seconds"]) == ("search", 0.8, 0.52)
     assert [one.get("tenant") for one in shown["kinds"]] == [None, None, "batch"]
     assert [one["text"] for one in shown["kinds"]] == [
-        "tool search: half come back within 0.52 s, nine of ten within 2 s, 80% of 10 came back, "
-        "75% of them were on the device, 2 expected",
-        "users: half come back within 12 s, nine of ten within 40 s, 100% of 2 came back, "
-        "100% of them were on the device, 1 expected",
+        "tool search: 80% of 10 came back, of these 75% were on the device, and lately half came within 0.52 s, "
+        "nine of ten within 2 s, 2 expected",
+        "users: 100% of 2 came back, of these 100% were on the device, and lately half came within 12 s, "
+        "nine of ten within 40 s, 1 expected",
         "tools f, g of batch: none of 1 came back",
     ]
 
