@@ -50,7 +50,9 @@ class DoctorResponse(msgspec.Struct):
     history_answers: HistoryAnswers | None = None
     """None if the server keeps no answers."""
     pauses: Pauses | None = None
-    """None if the server learns no pauses."""
+    """None if the server learns no pauses, or as ``pauses_missing`` says."""
+    pauses_missing: str = ""
+    """Why the server cannot say what it has learnt."""
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -77,5 +79,7 @@ def run(args: argparse.Namespace) -> int:
     pauses = report.pauses
     if pauses is not None and (pauses.open or pauses.returns or pauses.given_up):
         lines += [pauses.text, *(f"  {kind.text}" for kind in pauses.kinds)]
+    if report.pauses_missing:
+        lines.append(report.pauses_missing)
     print("\n".join(map(printable, lines)))  # models name tools
     return 0

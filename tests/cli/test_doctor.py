@@ -25,6 +25,7 @@ PAUSES = {
         ({}, []),
         ({"pauses": PAUSES}, ["1 chat is expected to go on", "  tool f"]),
         ({"pauses": PAUSES | {"open": 0, "returns": 0}}, []),
+        ({"pauses_missing": "no pauses are shown"}, ["no pauses are shown"]),
     ],
 )
 def test_pauses_follow_the_misses_once_there_were_any(
