@@ -9,6 +9,7 @@ import msgspec
 from radixkv.settings.arguments import Parser
 from radixkv.settings.client_flags import add_client_flags, api_key
 from radixkv.terminal import Progress
+from radixkv.text.printable import printable
 
 
 class Misses(msgspec.Struct):
@@ -49,7 +50,9 @@ class DoctorResponse(msgspec.Struct):
     history_answers: HistoryAnswers | None = None
     """None if the server keeps no answers."""
     pauses: Pauses | None = None
-    """None if the server learns no pauses."""
+    """None if the server learns no pauses, or as ``pauses_missing`` says."""
+    pauses_missing: str = ""
+    """Why the server cannot say what it has learnt."""
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -76,5 +79,7 @@ def run(args: argparse.Namespace) -> int:
     pauses = report.pauses
     if pauses is not None and (pauses.open or pauses.returns or pauses.given_up):
         lines += [pauses.text, *(f"  {kind.text}" for kind in pauses.kinds)]
-    print("\n".join(lines))
+    if report.pauses_missing:
+        lines.append(report.pauses_missing)
+    print("\n".join(map(printable, lines)))  # models name tools
     return 0

@@ -94,7 +94,8 @@ class KeptAnswers:
         empty text: the id of the request of the latest answer, a zero character, and what stood before the answer
         in its segment."""
         self._latest: dict[bytes, str] = {}
-        """By place, the segment of the latest answer: the same object as in ``_entries``."""
+        """By place, the segment of the latest answer while it is in ``_entries``, which counts its memory: the same
+        object."""
 
     @classmethod
     def create(cls, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> KeptAnswers | None:
@@ -186,16 +187,22 @@ class KeptAnswers:
             while self.n_bytes > self._max_bytes:
                 (oldest_place, oldest), value = self._entries.popitem(last=False)
                 self.n_bytes -= _size(oldest, value)
-                if not oldest:
-                    del self._latest[oldest_place]
+                if not oldest or self._latest.get(oldest_place) == oldest:
+                    self._latest.pop(oldest_place, None)
         return True
 
     def _as_written(self, place: bytes, segment: str, header: str) -> str | None:
         """Returns the latest answer at a place if the segment is that answer without its beginning, such as its
         reasoning; else None. O(segment)."""
-        latest = self._latest[place]
+        latest = self._latest.get(place)
+        if latest is None:
+            return None  # it was dropped before the text before it
         is_shorter = len(segment) < len(latest) and segment.startswith(header) and latest.startswith(header)
-        return latest if is_shorter and latest.endswith(segment[len(header) :]) else None
+        if not is_shorter or not latest.endswith(segment[len(header) :]):
+            return None
+        for key in (latest, ""):  # in the order of ``_get``
+            self._entries.move_to_end((place, key))
+        return latest
 
     def _cut_answer(self, place: bytes, rest: str) -> bytes | None:
         """Returns the tokens of a text that is an answer without its end-of-sequence token."""

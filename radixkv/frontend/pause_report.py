@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from radixkv.wire.stats import PauseKindStats, PauseStats
@@ -14,7 +15,7 @@ def pause_fields(pauses: PauseStats) -> dict[str, Any]:
     """
     kinds: list[dict[str, Any]] = []
     for key, kind in pauses.kinds.items():
-        tenant, _, tools = key.partition("\0")
+        tenant, *tools = key.split("\0")
         kinds.append(_kind_fields(tenant, tools, kind))
     return {
         "open": pauses.n_pauses,
@@ -35,10 +36,10 @@ def _summary(pauses: PauseStats) -> str:
     return f"{text}; {share:.0%} of {pauses.returns_total:,} that went on were cached on the device as a whole"
 
 
-def _kind_fields(tenant: str, tools: str, kind: PauseKindStats) -> dict[str, Any]:
+def _kind_fields(tenant: str, tools: Sequence[str], kind: PauseKindStats) -> dict[str, Any]:
     n_ended = kind.returns_total + kind.given_up_total
     fields: dict[str, Any] = {
-        "tools": tools,
+        "tools": ", ".join(tools),
         "open": kind.n_open,
         "returns": kind.returns_total,
         "returns_on_device": kind.returns_on_device_total,
@@ -50,14 +51,17 @@ def _kind_fields(tenant: str, tools: str, kind: PauseKindStats) -> dict[str, Any
     return fields | ({"tenant": tenant} if tenant else {}) | {"text": _kind_text(tenant, tools, kind)}
 
 
-def _kind_text(tenant: str, tools: str, kind: PauseKindStats) -> str:
-    name = (f"tools {tools}" if ", " in tools else f"tool {tools}") if tools else "users"
+def _kind_text(tenant: str, tools: Sequence[str], kind: PauseKindStats) -> str:
+    name = f"tool{'s' if len(tools) > 1 else ''} {', '.join(tools)}" if tools else "users"
     parts = [f"{name} of {tenant}" if tenant else name]
     if kind.median_s is not None and kind.p90_s is not None:
         n_ended = kind.returns_total + kind.given_up_total
-        parts.append(f"half come back within {_seconds(kind.median_s)}, nine of ten within {_seconds(kind.p90_s)}")
         parts.append(f"{kind.returns_total / n_ended:.0%} of {n_ended:,} came back")
-        parts.append(f"{kind.returns_on_device_total / kind.returns_total:.0%} of them were on the device")
+        on_device = f"{kind.returns_on_device_total / kind.returns_total:.0%}"
+        parts.append(
+            f"of these {on_device} were on the device, and lately half came "
+            f"within {_seconds(kind.median_s)}, nine of ten within {_seconds(kind.p90_s)}"
+        )
     elif kind.given_up_total:
         parts.append(f"none of {kind.given_up_total:,} came back")
     if kind.n_open:

@@ -54,21 +54,6 @@ class ReuseRates:
         rates = self._rates[group]
         return (1.0 - share) * rates[index] + share * rates[index + 1]
 
-    def quantile(self, group: int, share: float) -> float | None:
-        """Returns the age by which this share of the uses of a class have come; None if there are none.
-
-        Ages are grouped, so that it may be wrong by a third. O(1).
-        """
-        left = share * sum(self._n_used[group])
-        if not left:
-            return None
-        index = 0
-        for index, n_pages in enumerate(self._n_used[group]):
-            if n_pages > 0.0 and left <= n_pages:
-                return 2.0 ** (index - 1) * (1 + left / n_pages) if index else 0.0
-            left -= n_pages
-        return 2.0**index
-
     def update(self) -> None:
         """Computes the rates of all classes and ages, and lets older observations count less. About 0.2 ms."""
         self.n_new = 0

@@ -114,16 +114,19 @@ class SourceStats(msgspec.Struct, frozen=True):
     accepted_tokens_total: int
 
 
-_MAX_KIND_CHARACTERS = 120
-"""More of a kind's names are left out."""
+MAX_SHOWN_KINDS = 16
+"""Kinds of pauses in the statistics."""
+N_LATEST_RETURNS = 64
+"""Pauses of a kind of which the statistics have quantiles."""
 
 
 def kind_key(tenant: str, tools: Sequence[str]) -> str:
-    """Returns the key of a kind of pauses in ``PauseStats.kinds``: who asked, a zero character, and the tools that
-    were called; without tools a user is to go on."""
-    names = ", ".join(tools)
-    is_long = len(names) > _MAX_KIND_CHARACTERS
-    return f"{tenant}\0{names[:_MAX_KIND_CHARACTERS] + '…' if is_long else names}"
+    """Returns the key of a kind of pauses in ``PauseStats.kinds``.
+
+    It is who asked, and each of the tools that were called after a zero character, which no name has; without tools
+    a user is to go on.
+    """
+    return "\0".join((tenant, *tools))
 
 
 class PauseKindStats(msgspec.Struct, frozen=True):
@@ -135,7 +138,9 @@ class PauseKindStats(msgspec.Struct, frozen=True):
     returns_on_device_total: int
     given_up_total: int
     median_s: float | None = None
-    """Half of the latest pauses that ended did so within it, about; None: none has."""
+    """Half of the latest ``N_LATEST_RETURNS`` pauses that a prompt has ended took no longer; None: none has.
+
+    Pauses that were given up do not count. With replicas, the mean of theirs, weighted by ``returns_total``."""
     p90_s: float | None = None
     """The same of nine tenths."""
 

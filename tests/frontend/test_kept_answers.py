@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -211,6 +212,51 @@ def test_old_answers_are_dropped() -> None:
     assert kept[0] == 0
     assert kept[1:] == list(range(20 - len(kept) + 1, 20)), "the latest"
     assert 1 < len(kept) < 8
+
+
+def n_bytes_held(kept: KeptAnswers) -> int:
+    """Returns the memory of all texts and tokens, each object once."""
+    held: list[object] = [*itertools.chain(*kept._entries), *kept._entries.values(), *kept._latest.values()]
+    return sum(map(sys.getsizeof, {id(one): one for one in held}.values()))
+
+
+@examples(100)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["answer", "whole", "without reasoning", "otherwise"]),
+            st.integers(0, 5),  # which conversation
+            st.sampled_from([0, 1000, 2000]),  # characters of the reasoning
+        ),
+        min_size=10,
+        max_size=40,
+    )
+)
+def test_all_that_is_held_is_within_the_bound(steps: list[tuple[str, int, int]]) -> None:
+    """Whatever is asked for, the latest answer of a place is kept as any other, or not at all."""
+    kept, (eos,) = KeptAnswers(TOKENIZER, {"<eos>": END_IDS[0]}, 4000), ids("<eos>")
+    written = ["ok<eos>"] * 6
+    for action, salt, n_characters in steps:
+        if action == "answer":
+            history = kept.look_up("<u>he<eos><a>", str(salt), "")
+            written[salt] = f"<think>{'h' * n_characters}</think>ok<eos>"
+            kept.keep(history.place, history.rest, b"", written[salt], pack_tokens([eos]), "turn")
+        else:
+            rendered = {"whole": written[salt], "without reasoning": "ok<eos>", "otherwise": "no<eos>"}[action]
+            kept.look_up(f"<u>he<eos><a>{rendered}<u>", str(salt), "")
+        assert n_bytes_held(kept) <= kept.n_bytes <= 4000
+        assert all((place, latest) in kept._entries for place, latest in kept._latest.items())
+
+
+def test_an_answer_whose_chat_goes_on_without_its_reasoning_is_used() -> None:
+    kept, (eos,) = KeptAnswers(TOKENIZER, {"<eos>": END_IDS[0]}, 4000), ids("<eos>")
+    answer = f"<think>{'h' * 200}</think>ok<eos>"
+    for number in range(20):
+        history = kept.look_up("<a>", str(number), "")
+        kept.keep(history.place, history.rest, b"", answer, pack_tokens([eos]), f"turn {number}")
+        kept.look_up("<a>ok<eos><u>", "0", "")
+    assert kept.look_up(f"<a>{answer}<u>", "0", "").n_same == 1
+    assert kept.look_up(f"<a>{answer}<u>", "1", "").n_same == 0
 
 
 def test_a_long_answer_that_comes_token_by_token_is_kept() -> None:

@@ -124,8 +124,8 @@ PAUSES = PauseStats(
     given_up_total=2,
     kinds={
         "\0search": PauseKindStats(2, 8, 6, 2, median_s=0.52, p90_s=2.0),
-        "\0": PauseKindStats(1, 2, 2, 0, median_s=12.3, p90_s=40.0),
-        "batch\0f, g": PauseKindStats(0, 0, 0, 1),
+        "": PauseKindStats(1, 2, 2, 0, median_s=12.3, p90_s=40.0),
+        "batch\0f\0g": PauseKindStats(0, 0, 0, 1),
     },
 )
 """Counters of pauses between turns."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from radixkv.errors import RequestError
 from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.kept_answers import KeptAnswers
@@ -18,6 +20,8 @@ from radixkv.text.tokenizer import Tokenizer
 
 MAX_REPORTED_PLACES = 16
 """Most places of a report."""
+PAUSES_LIMIT_S = 2.0
+"""A runtime that takes longer is not waited for."""
 
 
 def add_doctor_route(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
@@ -31,10 +35,19 @@ def add_doctor_route(app: DocumentedApp, client: EngineClient, served_model: Ser
             report["nonces_removed"] = served_model.nonce_filter.n_removed
         if served_model.kept_answers is not None:
             report["history_answers"] = _history_fields(served_model.kept_answers)
-        pauses = None if client.refusal is not None else (await client.stats()).pauses
-        if pauses is not None:
-            report["pauses"] = pause_fields(pauses)
-        return JSONResponse(report)
+        return JSONResponse(report | await _pauses_or_why_none(client))
+
+
+async def _pauses_or_why_none(client: EngineClient) -> dict[str, Any]:
+    """Returns what the runtime has learnt of pauses; the rest of the report needs no runtime."""
+    try:
+        async with asyncio.timeout(PAUSES_LIMIT_S):
+            pauses = (await client.stats()).pauses
+    except TimeoutError:
+        return {"pauses_missing": f"no pauses are shown: the runtime did not answer within {PAUSES_LIMIT_S:g} s"}
+    except RequestError as error:
+        return {"pauses_missing": f"no pauses are shown: {error}"}
+    return {} if pauses is None else {"pauses": pause_fields(pauses)}
 
 
 def doctor_fields(counts: MissCounts, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import nlargest
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,19 +17,22 @@ from radixkv.wire.cache_messages import (
     TierOutline,
     TreeNode,
 )
+from radixkv.wire.stats import MAX_SHOWN_KINDS, PauseKindStats, PauseStats
 
 ReplyT = TypeVar("ReplyT", Flushed, Invalidated, SessionClosed)
 
-MEANS = frozenset(
-    {"load_seconds_per_token", "compute_seconds_per_token", "fetch_seconds_per_token", "median_s", "p90_s"}
-)
-"""Fields with moving averages, or quantiles of what was seen lately."""
+MEANS = frozenset({"load_seconds_per_token", "compute_seconds_per_token", "fetch_seconds_per_token"})
+"""Fields with moving averages."""
+QUANTILES = frozenset({"median_s", "p90_s"})
+"""Fields of kinds of pauses with quantiles of what was seen lately."""
 _MAXIMA = frozenset({"page_bytes", "start_seconds", "is_away"})
 """Fields that are equal, or of which the greatest matters."""
 
 
 def added(values: Sequence[Any], name: str = "") -> Any:
     """Returns values of one type as one: numbers and the fields of structs are added, other values are equal.
+
+    Quantiles of pauses become means weighted by returns; of the kinds of pauses those with the most are left.
 
     Args:
         values: of one type, or None, which adds nothing.
@@ -40,7 +44,13 @@ def added(values: Sequence[Any], name: str = "") -> Any:
     first = values[0]
     if isinstance(first, msgspec.Struct):
         fields = first.__struct_fields__
-        return type(first)(**{field: added([getattr(one, field) for one in values], field) for field in fields})
+        joint = type(first)(**{field: added([getattr(one, field) for one in values], field) for field in fields})
+        if isinstance(joint, PauseKindStats):
+            means = {field: _mean_of_returns(values, field) for field in QUANTILES}
+            joint = msgspec.structs.replace(joint, **means)
+        if isinstance(joint, PauseStats):
+            joint = msgspec.structs.replace(joint, kinds=_most_seen(joint.kinds))
+        return joint
     if isinstance(first, dict):
         keys = dict.fromkeys(key for value in values for key in value)
         return {key: added([value[key] for value in values if key in value], name) for key in keys}
@@ -51,6 +61,21 @@ def added(values: Sequence[Any], name: str = "") -> Any:
     if name in MEANS:
         return sum(values) / len(values)
     return sum(values) if isinstance(first, int | float) else first
+
+
+def _mean_of_returns(kinds: Sequence[PauseKindStats], field: str) -> float | None:
+    """Returns the mean of a quantile, weighted by how many pauses have returned; None if none has one."""
+    known = [(getattr(kind, field), kind.returns_total) for kind in kinds if getattr(kind, field) is not None]
+    return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
+
+
+def _most_seen(kinds: Mapping[str, PauseKindStats]) -> dict[str, PauseKindStats]:
+    """Returns the kinds with the most pauses, as many as those of one replica, in their order."""
+
+    def n_seen(key: str) -> int:
+        return kinds[key].n_open + kinds[key].returns_total + kinds[key].given_up_total
+
+    return {key: kinds[key] for key in nlargest(MAX_SHOWN_KINDS, kinds, key=n_seen)}
 
 
 def sum_counts(replies: Sequence[ReplyT]) -> ReplyT:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from radixkv.frontend.replicas.joint_replies import MEANS, added
+from radixkv.frontend.replicas.joint_replies import MEANS, QUANTILES, added
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.stats import ReplicaStats, SourceStats, Stats
 
@@ -91,6 +91,6 @@ def _counters(value: Any, name: str = "") -> Any:
         return type(value)(**{field: _counters(getattr(value, field), field) for field in value.__struct_fields__})
     if isinstance(value, dict):
         return {key: _counters(one, name) for key, one in value.items()}
-    if name in MEANS:
+    if name in MEANS | QUANTILES:
         return None
     return type(value)(0) if isinstance(value, int | float) else value

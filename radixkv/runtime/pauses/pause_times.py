@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
+from math import ceil
 
 from radixkv.runtime.pauses.shared_room import SharedRoom
+from radixkv.text.printable import printable
 from radixkv.tree.reuse_rates import ReuseRates
-from radixkv.wire.stats import PauseKindStats, kind_key
+from radixkv.wire.stats import MAX_SHOWN_KINDS, N_LATEST_RETURNS, PauseKindStats, kind_key
 
-MAX_KINDS = 4096
+MAX_KINDS = 1024
 """Kinds of pauses that are remembered; of too many, the tenant with the most forgets its oldest."""
-MAX_SHOWN_KINDS = 16
-"""Kinds of pauses in the statistics."""
 _TICKS_PER_S = 64
 """Resolution of the times, which ``ReuseRates`` groups by powers of two."""
 _PATIENCE = 3.0
@@ -26,17 +27,42 @@ _LONGEST_DECAY = 0.995
 
 Kind = tuple[str, tuple[str, ...]]
 """Who asked for the answer, and the sorted names of the tools that it called; none: a user is to go on."""
+_MAX_TOOLS = 8
+_MAX_NAME_CHARACTERS = 64
+"""More of a kind is left out, so that each takes 2 KiB at most: models name tools."""
+_CUT = "…"
+
+
+def kind_of(tenant: str, tools: Iterable[str]) -> Kind:
+    """Returns the kind of a pause after calls of tools. O(tools · log tools).
+
+    Unprintable characters of their names are replaced, and what is too long is cut: tools that differ only there
+    are one.
+    """
+    names = sorted({printable(name if len(name) <= _MAX_NAME_CHARACTERS else _cut(name)) for name in tools})
+    return tenant, tuple(names if len(names) <= _MAX_TOOLS else [*names[: _MAX_TOOLS - 1], _CUT])
+
+
+def _cut(name: str) -> str:
+    return name[: _MAX_NAME_CHARACTERS - 1] + _CUT
 
 
 @dataclass(slots=True)
 class _Times:
     rates: ReuseRates = field(default_factory=lambda: ReuseRates(1))
+    latest_s: deque[float] = field(default_factory=lambda: deque(maxlen=N_LATEST_RETURNS))
+    """The latest pauses that a prompt has ended."""
     longest_s: float = 0.0
     """The longest pause that has ended, or less."""
     n_returned: int = 0
     n_on_device: int = 0
     """Those of them whose conversation was on the device as a whole."""
-    n_given_up: int = 0
+    n_ended: int = 0
+    """Those that have returned, and those that were given up."""
+
+    def quantile_s(self, share: float) -> float | None:
+        """Returns what this share of the latest returns took at most; None without any."""
+        return sorted(self.latest_s)[ceil(share * len(self.latest_s)) - 1] if self.latest_s else None
 
 
 class PauseTimes:
@@ -61,8 +87,9 @@ class PauseTimes:
         times.rates.update()
         times.n_returned += has_returned
         times.n_on_device += is_on_device
-        times.n_given_up += not has_returned
+        times.n_ended += 1
         if has_returned:
+            times.latest_s.append(pause_s)
             times.longest_s = max(pause_s, _LONGEST_DECAY * times.longest_s)
 
     def stats(self, n_open: Mapping[Kind, int]) -> dict[str, PauseKindStats]:
@@ -72,20 +99,17 @@ class PauseTimes:
             n_open: how many pauses of each kind are waited for.
         """
         kinds = dict.fromkeys(n_open, _Times()) | dict(self._times.items())
-
-        def n_seen(kind: Kind) -> int:
-            return n_open.get(kind, 0) + kinds[kind].n_returned + kinds[kind].n_given_up
-
+        n_seen = {kind: times.n_ended + n_open.get(kind, 0) for kind, times in kinds.items()}
         return {
             kind_key(*kind): PauseKindStats(
                 n_open=n_open.get(kind, 0),
                 returns_total=kinds[kind].n_returned,
                 returns_on_device_total=kinds[kind].n_on_device,
-                given_up_total=kinds[kind].n_given_up,
-                median_s=_in_seconds(kinds[kind].rates.quantile(0, 0.5)),
-                p90_s=_in_seconds(kinds[kind].rates.quantile(0, 0.9)),
+                given_up_total=kinds[kind].n_ended - kinds[kind].n_returned,
+                median_s=kinds[kind].quantile_s(0.5),
+                p90_s=kinds[kind].quantile_s(0.9),
             )
-            for kind in nlargest(MAX_SHOWN_KINDS, kinds, key=n_seen)
+            for kind in nlargest(MAX_SHOWN_KINDS, n_seen, key=n_seen.__getitem__)
         }
 
     def rate(self, kind: Kind, age_s: float) -> float:
@@ -103,7 +127,3 @@ class PauseTimes:
         if times is None or not times.longest_s:
             return _FIRST_PATIENCE_S
         return max(_MIN_PATIENCE_S, _PATIENCE * times.longest_s)
-
-
-def _in_seconds(ticks: float | None) -> float | None:
-    return None if ticks is None else ticks / _TICKS_PER_S

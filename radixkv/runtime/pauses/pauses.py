@@ -11,7 +11,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.pauses.pause_times import Kind, PauseTimes
+from radixkv.runtime.pauses.pause_times import Kind, PauseTimes, kind_of
 from radixkv.runtime.pauses.shared_room import SharedRoom
 from radixkv.runtime.protocols import NeededPrompt, Observer, Returns
 from radixkv.runtime.request import Request
@@ -159,10 +159,10 @@ class Pauses(Returns):
         self._ended.put(choice.sender, choice.id, _Ended(choice.sender, prompt, turn), len(prompt[1]))
 
     def begin(self, message: BeginPause) -> PauseBegun:
-        """Begins the pause after an answer; that of an unknown one is ignored. O(tools)."""
+        """Begins the pause after an answer; that of an unknown one is ignored. O(tools · log tools)."""
         ended = self._ended.pop(message.request_id)
         if ended is not None and (turn := ended.turn).expected_s != 0:
-            kind = ended.sender, tuple(sorted(set(message.tools)))
+            kind = kind_of(ended.sender, message.tools)
             self._take(message.request_id)
             pause = _Pause(*ended.prompt, turn.session_id, kind, self._clock(), turn.expected_s)
             for given_up in self._pauses.put(ended.sender, message.request_id, pause, len(pause.key)):

@@ -16,8 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from radixkv.errors import Draining
 from radixkv.frontend.api.ui.watch import INTERVAL_S, CacheWatch
+from radixkv.frontend.http.errors import RuntimeRestarting
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.server_config import ServerConfig
 from radixkv.wire.cache_messages import TierOutline, TreeNode
@@ -109,12 +112,33 @@ def test_pauses_are_shown_where_they_are_learnt(served_model: ServedModel, tmp_p
     assert (first["tools"], first["return_share"], first["median_seconds"]) == ("search", 0.8, 0.52)
     assert [one.get("tenant") for one in shown["kinds"]] == [None, None, "batch"]
     assert [one["text"] for one in shown["kinds"]] == [
-        "tool search: half come back within 0.52 s, nine of ten within 2 s, 80% of 10 came back, "
-        "75% of them were on the device, 2 expected",
-        "users: half come back within 12 s, nine of ten within 40 s, 100% of 2 came back, "
-        "100% of them were on the device, 1 expected",
+        "tool search: 80% of 10 came back, of these 75% were on the device, and lately half came within 0.52 s, "
+        "nine of ten within 2 s, 2 expected",
+        "users: 100% of 2 came back, of these 100% were on the device, and lately half came within 12 s, "
+        "nine of ten within 40 s, 1 expected",
         "tools f, g of batch: none of 1 came back",
     ]
+
+
+def test_the_doctor_needs_no_runtime(
+    served_model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_site(replace(served_model, ready=ScriptedLoop().ready), tmp_path) as site:
+        whole = site.http.get("/cache/doctor").json()
+        with monkeypatch.context() as silence:
+            silence.setattr("radixkv.frontend.api.doctor.PAUSES_LIMIT_S", 0.1)
+            silence.setattr(site.loop, "receive", lambda message: [])
+            silent = site.http.get("/cache/doctor")
+        site.loop.pauses = PAUSES
+        site.client.refusal = Draining("the server is shutting down")
+        draining = site.http.get("/cache/doctor").json()
+        site.events.call_soon_threadsafe(site.client.fail, RuntimeRestarting("the runtime is started again"))
+        restarting = site.http.get("/cache/doctor")
+    why = "no pauses are shown: the runtime did not answer within 0.1 s"
+    assert (silent.status_code, silent.json()) == (200, whole | {"pauses_missing": why})
+    assert draining["pauses"]["returns"] == 10
+    why = "no pauses are shown: the runtime is started again"
+    assert (restarting.status_code, restarting.json()) == (200, whole | {"pauses_missing": why})
 
 
 def test_each_tier_that_there_is_is_shown(served_model: ServedModel, tmp_path: Path) -> None:

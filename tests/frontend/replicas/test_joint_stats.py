@@ -66,17 +66,36 @@ def test_sizes_and_rates_are_not_added() -> None:
 
 def test_pauses_of_a_kind_are_added() -> None:
     of_each = [
-        {"\0search": PauseKindStats(1, 6, 4, 2, 2.0, 4.0), "\0": PauseKindStats(1, 0, 0, 0)},
-        {"\0search": PauseKindStats(2, 1, 0, 0, 4.0, 6.0)},
+        {"\0search": PauseKindStats(1, 6, 4, 2, 2.0, 4.0), "": PauseKindStats(1, 0, 0, 0)},
+        {"\0search": PauseKindStats(2, 2, 0, 0, 4.0, 8.0)},
     ]
     joint = JointStats(2)
     both = {index: Stats("a", pauses=PauseStats(1, 0, 0, 0, 0, kinds)) for index, kinds in enumerate(of_each)}
     pauses = joint.add(both, [0, 0]).pauses
     assert pauses is not None
-    assert pauses.kinds == {"\0search": PauseKindStats(3, 7, 4, 2, 3.0, 5.0), "\0": PauseKindStats(1, 0, 0, 0)}
+    assert pauses.kinds == {"\0search": PauseKindStats(3, 8, 4, 2, 2.5, 5.0), "": PauseKindStats(1, 0, 0, 0)}
     pauses = joint.add({1: both[1]}, [0, 0]).pauses
     assert pauses is not None
-    assert pauses.kinds["\0search"] == PauseKindStats(2, 7, 4, 2, 4.0, 6.0)
+    assert pauses.kinds["\0search"] == PauseKindStats(2, 8, 4, 2, 4.0, 8.0)
+
+
+def test_as_many_kinds_are_shown_as_of_one_replica() -> None:
+    """The kinds of runtimes that have died do not pile up either."""
+    joint = JointStats(2)
+    for n_restarts in range(5):
+        of_each = [
+            {
+                f"\0{n_restarts} {index} {number}": PauseKindStats(0, number, 0, 0, 1.0, 1.0)
+                for number in range(1, 17)
+            }
+            for index in range(2)
+        ]
+        both = {index: Stats("a", pauses=PauseStats(0, 0, 0, 0, 0, kinds)) for index, kinds in enumerate(of_each)}
+        pauses = joint.add(both, [n_restarts, n_restarts]).pauses
+        assert pauses is not None
+        counts = [kind.returns_total for kind in pauses.kinds.values()]
+        seen = sorted([*range(1, 17)] * 2 * (n_restarts + 1), reverse=True)
+        assert counts == seen[:16]
 
 
 def test_each_replica_is_shown_those_that_are_down_too() -> None:

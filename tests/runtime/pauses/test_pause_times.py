@@ -51,7 +51,7 @@ SPREADS = [(1.0, 1.5, -1), (30.0, 0.1, 1)]
 
 @pytest.mark.parametrize(("median_s", "sigma", "sign"), SPREADS, ids=["wide", "narrow"])
 def test_ages_that_are_hardly_apart_are_worth_more_or_less(median_s: float, sigma: float, sign: int) -> None:
-    """Where times vary widely, a pause is worth less the longer it lasts; before a time that is known, more."""
+    """Where times vary widely, a pause is worth less the longer it lasts; just before a known time, more."""
     rng = random.Random(1)
     times = learnt(*(rng.lognormvariate(math.log(median_s), sigma) for _ in range(200)))
     rates = [times.rate(TOOL, age_s) for age_s in (12.0, 12.5, 13.0, 15.0, 15.5)]
@@ -72,13 +72,32 @@ def test_what_was_learnt_is_replaced_when_times_change() -> None:
     assert times.rate(TOOL, 0.0) < 0.2
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9])
-def test_quantiles_are_right_to_a_third(share: float) -> None:
+@pytest.mark.parametrize("n_pauses", [1, 2, 9, 10, 11, 64, 200])
+def test_quantiles_are_those_of_the_latest_that_came_back(n_pauses: int) -> None:
     rng = random.Random(1)
-    pauses = [3.0 * rng.lognormvariate(0, 0.8) for _ in range(40)]
-    kind = learnt(*pauses).stats({})["\0search"]
-    found = {0.5: kind.median_s, 0.9: kind.p90_s}[share]
-    assert found == pytest.approx(sorted(pauses)[int(share * 40)], rel=0.35)
+    times = PauseTimes()
+    pauses = [3.0 * rng.lognormvariate(0, 0.8) for _ in range(n_pauses)]
+    for pause_s in pauses:
+        learnt(pause_s, times=times)
+        times.add(TOOL, 100.0, has_returned=False)
+    kind, latest = times.stats({})["\0search"], pauses[-64:]
+    for found, share in ((kind.median_s, 0.5), (kind.p90_s, 0.9)):
+        assert found is not None
+        assert found in latest
+        assert sum(one <= found for one in latest) >= share * len(latest) > sum(one < found for one in latest)
+
+
+def test_the_kinds_with_the_most_pauses_are_shown() -> None:
+    rng, times = random.Random(1), PauseTimes()
+    kinds = [("", (f"tool {number}",)) for number in range(60)]
+    n_ended = {kind: rng.randrange(6) for kind in kinds}
+    n_open = {kind: rng.randrange(1, 6) for kind in kinds[30:]}
+    for kind, n_times in n_ended.items():
+        for number in range(n_times):
+            times.add(kind, 1.0, has_returned=number % 2 == 0)
+    counts = sorted((n_ended[kind] + n_open.get(kind, 0) for kind in kinds), reverse=True)
+    shown = times.stats(n_open).values()
+    assert [one.n_open + one.returns_total + one.given_up_total for one in shown] == counts[:16]
 
 
 def test_patience_is_a_multiple_of_the_longest_pause() -> None:
