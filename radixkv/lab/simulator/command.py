@@ -405,7 +405,8 @@ def _check_tier_flags(parser: Parser, args: argparse.Namespace, policies: Sequen
                 parser.error(
                     f"{flag} needs a disk tier; give --capacity device=...,host=...,disk=..., or leave it out"
                 )
-            if not _has_tier(args, "host"):
+            sets_steps = name == "compute_us_per_token" and is_timed(args)
+            if not sets_steps and not _has_tier(args, "host"):
                 parser.error(f"{flag} needs a host tier; give --capacity device=...,host=..., or leave it out")
             if not 0 < value < math.inf:
                 parser.error(f"{name} {value:g} must be above 0")

@@ -58,6 +58,13 @@ def test_times_are_scaled_or_replaced(log, simulated):
     assert (drawn["tool_median_s"], drawn["user_median_s"]) == (1, 2)
 
 
+def test_prompt_tokens_take_their_time_without_a_host_tier(log, simulated):
+    flags = ("--trace", log, "--capacity", "4k", "--speed", "1", "--compute-us-per-token")
+    quick, slow = (simulated(*flags, us)[0] for us in ("10", "1000"))
+    assert (quick["compute_us_per_token"], slow["compute_us_per_token"]) == (10, 1000)
+    assert slow["ttft_p50_s"] > 5 * quick["ttft_p50_s"]
+
+
 def test_messages_tell_which_tools_an_answer_calls(tmp_path, simulated):
     """Only what is after a call waits for a tool, in a conversation and in a log of requests."""
     said = [{"role": "user", "content": "Find the blue book, and say where it is."}]
@@ -101,6 +108,7 @@ def test_messages_tell_which_tools_an_answer_calls(tmp_path, simulated):
         (["--speed", "2", "--policy", "oracle"], "--policy oracle is not for replays in virtual time"),
         (["--load-ahead", "--ends-known", "1"], "--ends-known is not for"),
         (["--load-ahead"], "--load-ahead needs a host tier"),
+        (["--speed", "2", "--load-us-per-token", "2"], "--load-us-per-token needs a host tier"),
         (["--step-ms", "5"], "--step-ms is for replays in virtual time"),
         (["--speed", "2", "--request-rate", "1"], "--request-rate replaces; leave one out"),
         (["--speed", "0"], "speed 0 must be above 0"),
