@@ -141,3 +141,26 @@ def test_what_a_log_cannot_tell_is_refused_by_name(tmp_path, capsys, lines, mess
     assert simulate("--trace", file, "--capacity", "4k", "--learn-pauses") == 1
     error = " ".join(capsys.readouterr().err.split())
     assert re.search(message, error), error
+
+
+@pytest.mark.parametrize("kind", ["conversation", "requests"])
+@pytest.mark.parametrize("function", [{"arguments": "{}"}, {"name": 3}, {"name": None}])
+def test_a_call_of_a_tool_without_a_name_makes_a_bad_line(tmp_path, simulated, capsys, kind, function):
+    """A bad line of a log of requests answers none of those before it."""
+
+    def said(function):
+        call = {"role": "assistant", "content": None, "tool_calls": [CALL, {**CALL, "function": function}]}
+        return [{"role": "user", "content": "Hi"}, call, {"role": "tool", "content": "1"}]
+
+    last = [{"role": "assistant", "content": "Done."}] if kind == "conversation" else []
+    asked = [] if kind == "conversation" else [{"messages": said(function)[:1]}]
+    lines = [*asked, *({"messages": [*said(one), *last]} for one in (function, CALL["function"]))]
+    file = write_lines(tmp_path / "log.jsonl", *lines)
+    flags = ("--trace", file, "--tokenizer", "tiny", "--capacity", "4k", "--request-rate", "1")
+    assert simulate(*flags) == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"line {len(asked) + 1} of " in error
+    assert re.search(r"messages\[1\]\.tool_calls\[1\]\.function\.name must be a text; correct it, or skip", error)
+    row, _ = simulated(*flags, "--skip-bad-lines")
+    assert (row["n_bad_lines"], row["n_requests"], row["n_returns"]) == (1, 2, 1)
+    assert row["n_answer_tokens"] > 2, "the good line says what the first answer is"
