@@ -248,7 +248,8 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the table, each line as soon as its replay is done; returns the exit code."""
     parser: Parser = args.parser
-    for name in ("page_size", "kv_bytes_per_token", "concurrency", "max_num_batched_tokens", "output_len"):
+    numbers = ("page_size", "kv_bytes_per_token", "concurrency", "max_num_seqs", "max_num_batched_tokens")
+    for name in (*numbers, "output_len"):
         value = vars(args)[name]
         if value is not None and value < 1:
             parser.error(f"{name} {value} must be at least 1")

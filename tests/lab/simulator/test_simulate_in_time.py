@@ -111,6 +111,8 @@ def test_messages_tell_which_tools_an_answer_calls(tmp_path, simulated):
         (["--speed", "2", "--load-us-per-token", "2"], "--load-us-per-token needs a host tier"),
         (["--step-ms", "5"], "--step-ms is for replays in virtual time"),
         (["--speed", "2", "--request-rate", "1"], "--request-rate replaces; leave one out"),
+        (["--speed", "1", "--max-num-seqs", "0"], "max_num_seqs 0 must be at least 1"),
+        (["--speed", "1", "--max-num-seqs", "-3"], "max_num_seqs -3 must be at least 1"),
         (["--speed", "0"], "speed 0 must be above 0"),
         (["--learn-pauses", "--tool-median-s", "1"], "--tool-median-s draws pauses at random; give --request-rate"),
     ],
