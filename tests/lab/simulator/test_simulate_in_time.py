@@ -131,17 +131,25 @@ def line(at, prompt, **fields):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([line(None, [1]), line(None, [1, 2])], "does not say when its requests arrived"),
+        ([line(None, [1]), line(None, [1, 2])], "does not say when its requests arrived.* give --request-rate"),
         ([line(1, [1]), line(None, [1, 2])], "only 1 of the 2 requests"),
         ([line(5, [1]), line(4, [1, 2])], "timestamp 4 of request 2 .* before 5"),
-        ([line(1, [1]), line(2, [2])], "no request of log.jsonl goes on from an earlier one"),
-        ([line(1, [1], token_ids=[]), line(2, [1, 2], token_ids=[])], "does not say how long its answers are"),
+        (
+            [line(1, [1]), line(2, [2])],
+            "no request of log.jsonl goes on from an earlier one; leave --learn-pauses out",
+        ),
+        (
+            [line(1, [1], token_ids=[]), line(2, [1, 2], token_ids=[])],
+            "does not say how long its answers are; give --output-len",
+        ),
     ],
 )
 def test_what_a_log_cannot_tell_is_refused_by_name(tmp_path, capsys, lines, message):
     file = write_lines(tmp_path / "log.jsonl", *lines)
     assert simulate("--trace", file, "--capacity", "4k", "--learn-pauses") == 1
-    error = " ".join(capsys.readouterr().err.split())
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    error = " ".join(printed.err.split())
     assert re.search(message, error), error
 
 
