@@ -17,6 +17,7 @@ from radixkv.lab.simulator.timed_flags import (
     TIME_SETTINGS,
     add_timed_flags,
     arrival_settings,
+    check_range,
     check_timed_flags,
     is_timed,
     server,
@@ -409,8 +410,7 @@ def _check_tier_flags(parser: Parser, args: argparse.Namespace, policies: Sequen
             sets_steps = name == "compute_us_per_token" and is_timed(args)
             if not sets_steps and not _has_tier(args, "host"):
                 parser.error(f"{flag} needs a host tier; give --capacity device=...,host=..., or leave it out")
-            if not 0 < value < math.inf:
-                parser.error(f"{name} {value:g} must be above 0")
+            check_range(parser, args, name)
 
 
 def _check_server_flags(

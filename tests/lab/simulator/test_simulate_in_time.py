@@ -58,6 +58,17 @@ def test_times_are_scaled_or_replaced(log, simulated):
     assert (drawn["tool_median_s"], drawn["user_median_s"]) == (1, 2)
 
 
+@pytest.mark.parametrize("extreme", ["1e-6", "1e6"])
+def test_the_least_and_the_most_of_each_setting_give_times(log, simulated, extreme):
+    costs = ("--step-ms", extreme, "--read-us-per-token", extreme, "--compute-us-per-token", extreme)
+    for row in simulated("--trace", log, "--capacity", "4k", "--speed", "1", *costs):
+        assert 50 < row["duration_s"] < 1e10
+    pauses = ("--tool-median-s", extreme, "--user-median-s", extreme)
+    for flags in (("--speed", extreme), ("--request-rate", extreme, *pauses)):
+        for row in simulated("--trace", log, "--capacity", "4k", *flags):
+            assert 0.004 < row["ttft_p50_s"] <= row["ttft_p99_s"] < 1
+
+
 def test_prompt_tokens_take_their_time_without_a_host_tier(log, simulated):
     flags = ("--trace", log, "--capacity", "4k", "--speed", "1", "--compute-us-per-token")
     quick, slow = (simulated(*flags, us)[0] for us in ("10", "1000"))
@@ -113,7 +124,15 @@ def test_messages_tell_which_tools_an_answer_calls(tmp_path, simulated):
         (["--speed", "2", "--request-rate", "1"], "--request-rate replaces; leave one out"),
         (["--speed", "1", "--max-num-seqs", "0"], "max_num_seqs 0 must be at least 1"),
         (["--speed", "1", "--max-num-seqs", "-3"], "max_num_seqs -3 must be at least 1"),
-        (["--speed", "0"], "speed 0 must be above 0"),
+        (["--speed", "1", "--max-num-seqs", "2M"], "max_num_seqs 2097152 must be at most 1,048,576"),
+        (["--speed", "0"], "speed 0 must be from 0.000001 to 1,000,000"),
+        (["--speed", "inf"], "speed inf must be from"),
+        (["--request-rate", "1e-300"], "request_rate 1e-300 must be from"),
+        (["--request-rate", "1", "--tool-median-s", "-1"], "tool_median_s -1 must be from"),
+        (["--request-rate", "1", "--user-median-s", "2e6"], r"user_median_s 2e\+06 must be from"),
+        (["--speed", "1", "--step-ms", "1e300"], r"step_ms 1e\+300 must be from"),
+        (["--speed", "1", "--read-us-per-token", "1e-7"], "read_us_per_token 1e-07 must be from"),
+        (["--speed", "1", "--compute-us-per-token", "1e7"], r"compute_us_per_token 1e\+07 must be from"),
         (["--learn-pauses", "--tool-median-s", "1"], "--tool-median-s draws pauses at random; give --request-rate"),
     ],
 )
