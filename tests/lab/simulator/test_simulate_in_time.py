@@ -76,6 +76,15 @@ def test_prompt_tokens_take_their_time_without_a_host_tier(log, simulated):
     assert slow["ttft_p50_s"] > 5 * quick["ttft_p50_s"]
 
 
+def test_prompt_tokens_take_by_default_what_tiers_weigh_against_loads(log, simulated):
+    flags = ("--trace", log, "--capacity", "4k", "--speed", "1000000")
+    default, same, device = (
+        simulated(*flags, *cost)[0]["duration_s"]
+        for cost in ((), ("--compute-us-per-token", "21.7"), ("--compute-us-per-token", "20.7"))
+    )
+    assert default == same > device
+
+
 def test_messages_tell_which_tools_an_answer_calls(tmp_path, simulated):
     """Only what is after a call waits for a tool, in a conversation and in a log of requests."""
     said = [{"role": "user", "content": "Find the blue book, and say where it is."}]
