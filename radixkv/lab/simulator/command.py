@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from radixkv.lab.bench.flags import add_output_flags
+from radixkv.lab.simulator.flag_values import parse_capacities, parse_names, parse_server_counts, parse_trace
 from radixkv.lab.simulator.timed_flags import (
     TIME_SETTINGS,
     add_timed_flags,
     arrival_settings,
+    check_range,
     check_timed_flags,
     is_timed,
     server,
     server_policies,
 )
-from radixkv.settings.arguments import Parser, add_flags, byte_size, count, number, whole_number
+from radixkv.settings.arguments import Parser, add_flags, byte_size, count, number
 from radixkv.settings.config import SchedulerConfig
 from radixkv.settings.setting import settings_of
 from radixkv.terminal import Progress, Table, wrapped
 
 if TYPE_CHECKING:
-    from radixkv.lab.simulator.caches import Capacity, Policy
+    from radixkv.lab.simulator.caches import Policy
     from radixkv.lab.simulator.routers import Routing
     from radixkv.lab.simulator.simulation import Result
 
@@ -36,7 +35,6 @@ POLICIES: tuple[Policy, ...] = ("lru", "lfuda", "adaptive", "oracle")
 DEFAULT_POLICIES: tuple[Policy, ...] = ("lru", "oracle")
 ROUTINGS: tuple[Routing, ...] = ("round-robin", "prefix", "events")
 """What routers before several servers may know."""
-MAX_SERVERS = 10_000
 BYTES_PER_VALUE = 2
 """Size of a bfloat16 or float16 value."""
 
@@ -46,11 +44,6 @@ _FINITE = (
     *TIME_SETTINGS,
 )
 """Flags that need ``--capacity``."""
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
-_CAPACITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)((?:[kmg]i?)?)")
-_TIER_SIZE = re.compile(r"\s*(?:(\w+)\s*=)?(.*)", re.DOTALL)
-_TIER_BEFORE = {"host": "device", "disk": "host"}
-"""The tier that must be given before a tier."""
 
 EXAMPLES = """\
 examples:
@@ -83,7 +76,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     traffic = parser.add_argument_group("traffic")
     traffic.add_argument(
         "--trace",
-        type=_trace,
+        type=parse_trace,
         required=True,
         metavar="FILE",
         help="file of JSON lines: a Mooncake trace, a log of requests (prompt or messages), prompt_token_ids, or "
@@ -108,7 +101,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     cache = parser.add_argument_group("cache")
     cache.add_argument(
         "--capacity",
-        type=_capacities,
+        type=parse_capacities,
         default=[],
         metavar="TOKENS,...",
         help="cache capacities in tokens, such as 0.5M,5M,15M or 512k, in powers of 1,000 also with a "
@@ -119,7 +112,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     cache.add_argument(
         "--eviction-policy",
         "--policy",
-        type=partial(_named, known=POLICIES, what="policy"),
+        type=partial(parse_names, known=POLICIES, what="policy"),
         metavar="NAME,...",
         help="eviction policies of device and host: lru, lfuda and adaptive are the server's; oracle evicts the "
         "page whose next use is furthest in the future (default: lru,oracle; lru with --replicas, and with "
@@ -194,14 +187,14 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     numbers.add_argument(
         "--replicas",
         "--data-parallel-size",
-        type=_server_counts,
+        type=parse_server_counts,
         metavar="N,...",
         help="number of replicas in one server, as of radixkv serve --data-parallel-size, each with caches of "
         "--capacity; they share the requests of --concurrency. One server with the capacity of all is shown, too",
     )
     numbers.add_argument(
         "--servers",
-        type=_server_counts,
+        type=parse_server_counts,
         default=(1,),
         metavar="N,...",
         help="number of servers behind a router, each with caches of --capacity. One server with the capacity of "
@@ -209,7 +202,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     )
     servers.add_argument(
         "--routing",
-        type=partial(_named, known=ROUTINGS, what="routing"),
+        type=partial(parse_names, known=ROUTINGS, what="routing"),
         metavar="NAME,...",
         help="what the router knows. round-robin: nothing; prefix: the prompts that it sent itself, and not what "
         "servers evict; events: which pages each server has, from its cache events (default: all three)",
@@ -248,7 +241,8 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the table, each line as soon as its replay is done; returns the exit code."""
     parser: Parser = args.parser
-    for name in ("page_size", "kv_bytes_per_token", "concurrency", "max_num_batched_tokens", "output_len"):
+    numbers = ("page_size", "kv_bytes_per_token", "concurrency", "max_num_seqs", "max_num_batched_tokens")
+    for name in (*numbers, "output_len"):
         value = vars(args)[name]
         if value is not None and value < 1:
             parser.error(f"{name} {value} must be at least 1")
@@ -405,10 +399,10 @@ def _check_tier_flags(parser: Parser, args: argparse.Namespace, policies: Sequen
                 parser.error(
                     f"{flag} needs a disk tier; give --capacity device=...,host=...,disk=..., or leave it out"
                 )
-            if not _has_tier(args, "host"):
+            sets_steps = name == "compute_us_per_token" and is_timed(args)
+            if not sets_steps and not _has_tier(args, "host"):
                 parser.error(f"{flag} needs a host tier; give --capacity device=...,host=..., or leave it out")
-            if not 0 < value < math.inf:
-                parser.error(f"{name} {value:g} must be above 0")
+            check_range(parser, args, name)
 
 
 def _check_server_flags(
@@ -438,64 +432,3 @@ def _check_server_flags(
         )
     if args.plot is not None:
         parser.error("--plot draws one server only; leave it out, or leave --servers out")
-
-
-def _trace(text: str) -> Path:
-    if text == "-":
-        raise argparse.ArgumentTypeError(
-            "the trace is read twice, so it cannot be standard input; save it as a file"
-        )
-    return Path(text)
-
-
-def _capacities(text: str) -> list[Capacity]:
-    """Parses plain sizes and tiers: ``1M,device=0.5M,host=5M`` is one capacity without other tiers and one with."""
-    from radixkv.lab.simulator.caches import Capacity
-
-    capacities: list[Capacity] = []
-    tier_before = ""
-    for part in text.split(","):
-        match = _TIER_SIZE.fullmatch(part)
-        assert match is not None, "the pattern matches any text"
-        tier, size = (match[1] or "").lower(), match[2]
-        if tier not in ("", "device", "host", "disk"):
-            raise argparse.ArgumentTypeError(f"{part.strip()!r} is not a tier; use device=, host= and disk=")
-        if tier in _TIER_BEFORE and _TIER_BEFORE[tier] != tier_before:
-            raise argparse.ArgumentTypeError(
-                f"{part.strip()!r} needs {_TIER_BEFORE[tier]}= before it: device=0.5M,host=5M,disk=50M"
-            )
-        n_tokens, tier_before = _n_tokens(size), tier
-        if tier == "host":
-            capacities[-1] = capacities[-1]._replace(host=n_tokens)
-        elif tier == "disk":
-            capacities[-1] = capacities[-1]._replace(disk=n_tokens)
-        else:
-            capacities.append(Capacity(n_tokens))
-    return list(dict.fromkeys(capacities))
-
-
-def _n_tokens(text: str) -> int:
-    match = _CAPACITY.fullmatch(text.strip().lower())
-    n_tokens = Fraction(match[1]) * _UNITS[match[2]] if match is not None else Fraction(0)
-    if n_tokens < 1 or n_tokens.denominator != 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of tokens; write 500000, 512k or 0.5M")
-    return int(n_tokens)
-
-
-def _named(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
-    """Parses names that are separated by commas; each is one of ``known``."""
-    names = [(name, name.strip().lower()) for name in text.split(",")]
-    for typed, name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{typed!r} is not a {what}; use {', '.join(known)}, or several")
-    return tuple(dict.fromkeys(name for _, name in names))
-
-
-def _server_counts(text: str) -> tuple[int, ...]:
-    counts: list[int] = []
-    for part in text.split(","):
-        n_servers = whole_number(part.strip())
-        if not 1 <= n_servers <= MAX_SERVERS:
-            raise argparse.ArgumentTypeError(f"{n_servers} servers are not 1 to {MAX_SERVERS:,}; give such numbers")
-        counts.append(n_servers)
-    return tuple(dict.fromkeys(counts))

@@ -263,6 +263,14 @@ def _time_ms(request: _LoggedRequest) -> float | None:
         raise ValueError(f"timestamp, in milliseconds: {error}") from None
 
 
+def _check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ``ValueError`` if a message calls a tool without a name."""
+    for index, message in enumerate(messages):
+        for place, call in enumerate(message.get("tool_calls") or ()):
+            if not isinstance(call["function"].get("name"), str):
+                raise ValueError(f"messages[{index}].tool_calls[{place}].function.name must be a text")
+
+
 def _called(answer: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the names of the tools that an assistant's message calls."""
     return tuple(call["function"]["name"] for call in answer.get("tool_calls") or ())
@@ -329,6 +337,8 @@ class _LogDecoder:
         if request.messages == []:
             raise ValueError("messages is empty")
         messages = normalize_messages(request.conversation().messages)
+        if self._reads_answers:
+            _check_calls(messages)
         try:
             if not self._conversations and request.is_one_request():
                 return [self._encode_request(request, messages)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,10 @@ _BEGIN_TIME = ("admission", "learn_pauses", "load_ahead", "speed", "request_rate
 _NEED_TIME = ("max_num_seqs", "step_ms", "read_us_per_token")
 _NEED_RATE = ("tool_median_s", "user_median_s")
 TIME_SETTINGS = (*_BEGIN_TIME, *_NEED_TIME, *_NEED_RATE)
+_LEAST, _MOST = 1e-6, 1e6
+"""Range of rates, medians and costs. In it, a clock of 64 bits still tells the steps of a long replay apart."""
+_MAX_NUM_SEQS = 1 << 20
+"""Each takes memory, also without a request."""
 
 
 def add_timed_flags(parser: Parser) -> None:
@@ -135,11 +138,18 @@ def check_timed_flags(parser: Parser, args: argparse.Namespace) -> None:
         if vars(args)[name] is not None and args.request_rate is None:
             parser.error(f"{_flag(name)} draws pauses at random; give --request-rate, or leave it out")
     for name in ("speed", "request_rate", "step_ms", "read_us_per_token", *_NEED_RATE):
-        value = vars(args)[name]
-        if value is not None and not 0 < value < math.inf:
-            parser.error(f"{name} {value:g} must be above 0 and finite")
+        check_range(parser, args, name)
+    if args.max_num_seqs is not None and args.max_num_seqs > _MAX_NUM_SEQS:
+        parser.error(f"max_num_seqs {args.max_num_seqs} must be at most {_MAX_NUM_SEQS:,}")
     if args.load_ahead and any(capacity.host is None for capacity in args.capacity):
         parser.error("--load-ahead needs a host tier; give --capacity device=...,host=..., or leave it out")
+
+
+def check_range(parser: Parser, args: argparse.Namespace, name: str) -> None:
+    """Refuses a rate, median or cost that is 0, negative, or of an absurd size."""
+    value = vars(args)[name]
+    if value is not None and not _LEAST <= value <= _MOST:
+        parser.error(f"{name} {value:g} must be from {_LEAST:f} to {_MOST:,.0f}")
 
 
 def server_policies(args: argparse.Namespace) -> ServerPolicies:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -85,8 +86,7 @@ class TimedSimulation:
 
     Raises:
         ConfigError: there are no answers, the recording has no times and there is no ``request_rate``, there is no
-            host tier to load from, or the recording has no pauses to learn. All but the last is raised before
-            anything runs.
+            host tier to load from, or the recording has no pauses to learn. Raised before anything runs.
     """
 
     simulation: Simulation
@@ -102,15 +102,25 @@ class TimedSimulation:
         name = recording.name
         check_concurrent_replay(recording.traffic, self.server.max_num_batched_tokens)
         if self.simulation.answers is None:
-            raise ConfigError(f"{name} does not say how long its answers are; give output_len")
+            raise ConfigError(f"{name} does not say how long its answers are; give --output-len")
         if self.arrival_settings.request_rate is None and recording.times_s is None:
             raise ConfigError(
                 f"{name} does not say when its requests arrived, which needs a timestamp in milliseconds in each "
-                "line; add them, or give request_rate, which draws arrivals and pauses at random"
+                "line; add them, or give --request-rate, which draws arrivals and pauses at random"
             )
         for capacity in self.simulation.capacities:
             if self.policies.loads_ahead and capacity.host is None:
-                raise ConfigError(f"capacity {capacity.device} has no host tier to load from; leave load_ahead out")
+                raise ConfigError(
+                    f"capacity {capacity.device} has no host tier to load from; leave --load-ahead out"
+                )
+
+        if self.policies.pauses != "none" and not any(self._turns):
+            raise ConfigError(f"no request of {name} goes on from an earlier one; leave --learn-pauses out")
+
+    @cached_property
+    def _turns(self) -> Sequence[Turn | None]:
+        assert self.simulation.answers is not None
+        return find_turns(self.simulation.recording.traffic, self.simulation.answers.lengths)
 
     @property
     def compared(self) -> Sequence[ServerPolicies]:
@@ -122,12 +132,7 @@ class TimedSimulation:
         recording, answers = self.simulation.recording, self.simulation.answers
         assert answers is not None
         traffic = recording.traffic
-        turns = find_turns(traffic, answers.lengths)
-        if self.policies.pauses != "none" and not any(turns):
-            raise ConfigError(
-                f"no request of {recording.name} goes on from an earlier one, so it has no pauses; "
-                "leave learn_pauses out"
-            )
+        turns = self._turns
         calls = recording.calls or [()] * len(turns)
         timed = TimedTraffic(traffic, answers, turns, calls, self._arrivals(turns, calls))
         infinite = self._row(None, self.simulation.policies[0], KNOWS_NOTHING, None, timed)

@@ -21,10 +21,12 @@ class Turn(NamedTuple):
 def find_turns(traffic: Traffic, lengths: Sequence[int]) -> list[Turn | None]:
     """Returns the turn before each request; None where a conversation begins.
 
-    Where tokens are known, a request goes on from the longest earlier prompt that it begins with, and of equal ones
-    from the last. A trace tells only which whole blocks are equal: a request goes on from the last one whose whole
-    blocks are the longest such prefix of its own, if its prompt is long enough to have that prompt and its answer,
-    and if the last of these blocks belongs to that conversation alone when it comes.
+    Where tokens are known, a request goes on from the longest of the shorter earlier prompts that it begins with.
+    Of equal ones among these it goes on from the last; it never does from a prompt equal to its own.
+
+    A trace tells only which whole blocks are equal: a request goes on from the last one whose whole blocks are the
+    longest such prefix of its own, if its prompt is long enough to have that prompt and its answer, and if the last
+    of these blocks belongs to that conversation alone when it comes.
 
     O(tokens · log requests), or O(blocks).
 

@@ -90,13 +90,19 @@ def naive_turns_of_tokens(prompts):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_request_goes_on_from_the_longest_earlier_prompt_that_it_begins_with(seed):
+def test_a_request_goes_on_from_the_longest_shorter_earlier_prompt_that_it_begins_with(seed):
     random, prompts = Random(seed), []
     for _ in range(60):
         old = random.choice(prompts) if prompts and random.random() < 0.8 else []
         prompts.append((*old, *(random.randrange(3) for _ in range(random.randrange(3)))) or (7,))
     traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
     assert find_turns(traffic, [1] * 60) == naive_turns_of_tokens(prompts)
+
+
+def test_no_prompt_goes_on_from_an_equal_one():
+    prompts = [[1, 2], [1, 2], [1, 2, 3], [1, 2, 3]]
+    traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
+    assert find_turns(traffic, [1] * 4) == [None, None, Turn(1, 2), Turn(1, 2)]
 
 
 def test_turns_of_a_trace_are_those_of_its_sessions():
