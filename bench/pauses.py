@@ -144,9 +144,16 @@ class Run:
         case: the sessions.
         policy: ``lru``, ``learnt`` or ``oracle``.
         arguments: of the command line.
+        open_pauses: makes what learns, of the device's cache and a clock.
     """
 
-    def __init__(self, case: Case, policy: str, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        case: Case,
+        policy: str,
+        arguments: argparse.Namespace,
+        open_pauses: Callable[[PageCache, Callable[[], float]], Pauses] = Pauses,
+    ) -> None:
         self.case = case
         self.rng = Random(arguments.seed)
         self.clock = Clock()
@@ -159,7 +166,8 @@ class Run:
             clock=lambda: self.clock.now,
         )
         self.oracle = Oracle() if policy == "oracle" else None
-        self.pauses = Pauses(self.cache, lambda: self.clock.now) if policy == "learnt" else None
+        self.pauses = open_pauses(self.cache, self.clock) if policy == "learnt" else None
+        self.caches = [self.cache]
         host_tier = None
         if arguments.host:
             load_s, n_measured, cost = arguments.load_us / 1e6, 1 << 14, LoadCost()
@@ -168,6 +176,7 @@ class Run:
             copier = TimedCopier(self.clock, 2 << 20, PAGE_SIZE * load_s)
             host = PageCache(4 * self.cache.n_pages, PAGE_SIZE, n_states=4 * arguments.states or None)
             host_tier = HostTier(self.cache, host, copier, cost=cost)
+            self.caches.append(host)
         limits = SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=8192, max_queued_requests=1 << 20)
         states = None
         if arguments.states:

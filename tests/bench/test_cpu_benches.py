@@ -56,6 +56,22 @@ def test_beams_share_pages_and_take_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_agents_with_branches_run_with_each_policy(tmp_path: Path) -> None:
+    short = ("--sessions", "6", "--seconds", "30", "--pool-tokens", "30000")
+    lines = run("branches.py", tmp_path, *short)
+    assert [line["policy"] for line in lines] == ["lru", "learnt", "told", "keys"]
+    assert all(0 < line["found_pct"] < 100 and line["turns_per_s"] > 0 for line in lines)
+
+
+@pytest.mark.nightly
+def test_keys_of_conversations_without_branches_change_nothing(tmp_path: Path) -> None:
+    short = ("--sessions", "6", "--seconds", "30", "--pool-tokens", "30000")
+    learnt, _, own_keys = run("branches.py", tmp_path, "--case", "mixed", *short)
+    assert own_keys["policy"] == "own_keys"
+    assert {**own_keys, "policy": "", "date": ""} == {**learnt, "policy": "", "date": ""}
+
+
+@pytest.mark.nightly
 def test_drafts_are_replayed_without_a_model(tmp_path: Path) -> None:
     short = ("--small", "--workloads", "random,agents", "--rows", "1,4", "--pairs", "2", "--seconds", "0.2")
     lines = run("drafts.py", tmp_path, "--no-model", "--device", "cpu", *short)
