@@ -4,7 +4,7 @@ Usage: python deploy/split/router.py --prefill http://127.0.0.1:8001 --decode ht
 
 Both servers use the same shared store (--cache-url). A request whose prompt the decode server lacks goes to the
 prefill server first, with nothing to generate; its reply comes once the store has the prompt. If that fails, the
-decoding server computes the prompt itself. It needs nothing but Python: a thread for each request in flight.
+decode server computes the prompt itself. It needs nothing but Python: a thread for each request in flight.
 Servers and clients speak HTTP with it, not HTTPS.
 """
 
