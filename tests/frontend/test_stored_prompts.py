@@ -14,7 +14,7 @@ from radixkv.frontend.stored_prompts import until_stored
 from radixkv.wire.cache_messages import Stored
 from support.running_site import site_fixture
 from support.scripted_runtime import HOST, ScriptedLoop, Site
-from support.site_requests import post
+from support.site_requests import check_refusal, post
 
 host_site = site_fixture(ready=ScriptedLoop(host=HOST).ready)
 
@@ -34,6 +34,25 @@ def test_a_request_that_waits_for_the_tiers_is_in_flight(host_site: Site) -> Non
             loop.is_storing = False
         assert reply.result()["usage"]["prompt_tokens_details"]["stored_tokens"] == {"host": 32}
     host_site.call(asyncio.wait_for(host_site.client.idle(), 60.0))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("logprobs", 0), ("prompt_logprobs", 0), ("stream", True), ("n", 0), ("n", -1), ("temperature", -1)],
+)
+def test_what_asks_for_output_or_is_wrong_is_refused_by_name(host_site: Site, field: str, value: object) -> None:
+    reply = host_site.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 0, field: value})
+    check_refusal(reply, field, "invalid_request")
+
+
+def test_how_a_later_request_answers_does_not_count(host_site: Site) -> None:
+    answers = {"n": 3, "temperature": 0.5, "min_tokens": 5, "stop": "b", "seed": 7}
+    assert len(post(host_site, "/v1/completions", prompt="x", max_tokens=0, **answers)["choices"]) == 1
+
+
+def test_a_prompt_that_is_only_computed_is_not_streamed_by_generate(host_site: Site) -> None:
+    body = {"text": "x", "sampling_params": {"max_new_tokens": 0}, "stream": True}
+    check_refusal(host_site.http.post("/generate", json=body), "stream", "invalid_request")
 
 
 class _Group:
