@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any, Generic, Protocol
 
 from starlette.requests import Request
@@ -163,16 +164,20 @@ class Answers(Generic[RenderedT]):
         """
         submits = [each.prompt for each in self._prompts]
         group = self._group = self._client.submit(submits, arrived=self._arrived, streams=streams)
+        for_tiers = [index for index, each in enumerate(self._prompts) if each.waits_for_tiers]
         with naming_answer_format(self._format_field):
             async with group, aclosing(group.deltas()) as deltas:
-                async for delta in deltas:
-                    absorb = self._prompts[delta.prompt].absorb
-                    output = await asyncio.to_thread(absorb, delta) if is_slow_to_render(delta) else absorb(delta)
-                    self._prompts[delta.prompt].note_end(group, delta, output)
-                    yield delta, output
-        for each in self._prompts:
-            if each.waits_for_tiers:
-                each.stored = await until_stored(self._client, each.prompt, self._arrived.tenant)
+                with group.in_flight() if for_tiers else nullcontext():
+                    async for delta in deltas:
+                        absorb = self._prompts[delta.prompt].absorb
+                        output = (
+                            await asyncio.to_thread(absorb, delta) if is_slow_to_render(delta) else absorb(delta)
+                        )
+                        self._prompts[delta.prompt].note_end(group, delta, output)
+                        yield delta, output
+                    started_at = time.monotonic()
+                    for index in for_tiers:
+                        self._prompts[index].stored = await until_stored(group, index, started_at)
 
     def write_directly(self, sink: PartSink, render: Callable[[TokenDelta, OutputDelta[RenderedT]], bytes]) -> None:
         """From now on writes output as it arrives, where that is quick, and ``deltas_and_outputs`` yields the rest.

@@ -22,14 +22,13 @@ from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import (
     check_n_prompt_logprobs,
     clamp_max_tokens,
-    max_tokens_of_prompt_only,
+    prompt_only_sampling_params,
     request_sampling_params,
 )
 from radixkv.generation.tools import SkippedTool, ToolUse, parse_tool_use
 from radixkv.text.template_budget import BudgetExceeded, OperationBudget
 from radixkv.wire.messages import PromptPin, Submit
 from radixkv.wire.request_limits import MAX_PINS, check_cache_salt, check_expected_pause
-from radixkv.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from radixkv.generation.parsers.answer_parser import AnswerParser
@@ -144,7 +143,7 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
             sampling = request_sampling_params(chat.sampling, chat.max_tokens, served_model)
         else:
             served_model.check_caches("prewarm")
-            sampling = SamplingParams(max_tokens=max_tokens_of_prompt_only(None))
+            sampling = prompt_only_sampling_params(chat.sampling, served_model)
     text = await _text(chat, tools, served_model)
     if chat.generates:
         with naming_fields(chat.field_name):

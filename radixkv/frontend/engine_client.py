@@ -18,7 +18,6 @@ from radixkv.wire.cache_messages import (
     Outlined,
     Pinned,
     SessionClosed,
-    Stored,
     Tier,
 )
 from radixkv.wire.messages import Submit
@@ -122,16 +121,6 @@ class EngineClient(Protocol):
 
         Args:
             prompts: little-endian int32 ids of each.
-            cache_salt: the namespace of the cache, with ``tenant``.
-            tenant: who asks.
-        """
-        ...
-
-    async def stored(self, tokens: bytes, cache_salt: str, *, tenant: str) -> Stored:
-        """Asks how much of a prompt has reached the tiers below the device.
-
-        Args:
-            tokens: little-endian int32 ids.
             cache_salt: the namespace of the cache, with ``tenant``.
             tenant: who asks.
         """

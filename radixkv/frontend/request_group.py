@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -12,6 +13,7 @@ from radixkv.errors import DeviceFailure, InvalidRequest, NumericalFailure
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.in_flight import EndedRequest, InFlightRequest, RequestMetrics, TokenDelta, WakeUp
 from radixkv.settings.tenants import OPERATOR
+from radixkv.wire.cache_messages import Stored
 from radixkv.wire.messages import Submit
 
 _OF_ONE_PROMPT = (InvalidRequest, NumericalFailure, DeviceFailure)
@@ -50,6 +52,16 @@ class RequestSender(Protocol):
 
     def abandon(self, request: InFlightRequest) -> None:
         """Cancels a request and drops its later output."""
+        ...
+
+    async def stored(self, request: InFlightRequest) -> Stored:
+        """Asks the runtime that has computed a prompt how much of it the tiers below the device have.
+
+        Raises ``RequestError``.
+
+        Args:
+            request: it was sent, and its group is open.
+        """
         ...
 
     def begin_pause(self, request: InFlightRequest, tools: Sequence[str]) -> None:
@@ -136,6 +148,19 @@ class RequestGroup:
         The runtime is told at the end of the group: it knows of the answer's end then.
         """
         self._pauses.append((self._requests[delta.prompt], tools))
+
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Counts as in flight even once all requests of the group have ended: a server that ends waits."""
+        self._client.expect(1)
+        try:
+            yield
+        finally:
+            self._client.expect(-1)
+
+    async def stored(self, index: int) -> Stored:
+        """Asks how much of a prompt has reached the tiers below the device. Raises ``RequestError``."""
+        return await self._client.stored(self._requests[index])
 
     async def _send_next(self, n_prompts: int) -> None:
         """Sends the next prompts, all or none."""

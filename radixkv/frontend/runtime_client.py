@@ -251,9 +251,11 @@ class RuntimeClient:
         """See ``EngineClient.match``."""
         return await self._query(Match(uuid.uuid4().hex, tuple(prompts), cache_salt, tenant), Matched)
 
-    async def stored(self, tokens: bytes, cache_salt: str, *, tenant: str) -> Stored:
-        """See ``EngineClient.stored``."""
-        return await self._query(GetStored(uuid.uuid4().hex, tokens, cache_salt, tenant), Stored)
+    async def stored(self, request: InFlightRequest) -> Stored:
+        """See ``RequestSender.stored``."""
+        prompt = request.prompt
+        query = GetStored(uuid.uuid4().hex, prompt.tokens, prompt.cache_salt, prompt.tenant)
+        return await self._query(query, Stored)
 
     async def outline(self, *, contents: bool) -> Outlined:
         """See ``EngineClient.outline``."""

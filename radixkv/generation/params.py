@@ -64,6 +64,21 @@ def check_sampling(sampling: SamplingParams, model: GenerationModel) -> None:
     check_ids(sampling.logit_bias, model.vocab_size, "logit_bias")
 
 
+def prompt_only_sampling_params(fields: Mapping[str, Any], model: GenerationModel) -> SamplingParams:
+    """Returns the sampling parameters of a request that only computes its prompt for the cache.
+
+    Args:
+        fields: as for ``request_sampling_params``. They say how a later request answers, and are only checked;
+            ``min_tokens`` is not compared with anything.
+        model: as there.
+
+    Raises:
+        InvalidRequest: a field is invalid, as it would be in the later request.
+    """
+    request_sampling_params(fields, None, model)
+    return SamplingParams(max_tokens=max_tokens_of_prompt_only(None))
+
+
 def max_tokens_of_prompt_only(min_tokens: int | None) -> int:
     """Returns the ``max_tokens`` to submit for a request with ``max_tokens`` 0.
 

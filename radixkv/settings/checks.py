@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
+from urllib.parse import unquote
 
 from radixkv.errors import ConfigError, shortened
 
@@ -123,3 +124,15 @@ def check_cache_url(name: str, url: object) -> None:
     if not (isinstance(url, str) and _CACHE_URL.fullmatch(url)):
         what = "has a user or password (S3: use AWS_*)" if "@" in str(url) else f"{shortened(url)} is no store"
         raise ConfigError(f"{name} {what}; use s3://BUCKET/PREFIX, mooncake://HOST:PORT or file:///FOLDER")
+    if url.startswith("file:") and not _is_path(url):
+        raise ConfigError(
+            f"{name} {shortened(url)} has %00 or bytes that are no UTF-8 in its path; name it otherwise"
+        )
+
+
+def _is_path(url: str) -> bool:
+    """Returns whether the escapes of a URL are those of a path that can be opened."""
+    try:
+        return "\0" not in unquote(url, errors="strict")
+    except UnicodeDecodeError:
+        return False

@@ -210,6 +210,7 @@ def test_the_router_has_long_prompts_computed_once(split: Split) -> None:
         usage = router.post("/v1/responses", json=said).json()["usage"]
         assert usage["input_tokens_details"]["cached_tokens"] > 128
         said = {"model": "m", "messages": [{"role": "user", "content": text()}], "max_tokens": 8}
+        said["thinking"] = {"type": "enabled", "budget_tokens": 1024}
         assert router.post("/v1/messages", json=said).json()["usage"]["cache_read_input_tokens"] > 128
         refused = router.post("/v1/completions", json={"prompt": text(), "temperature": -1})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")

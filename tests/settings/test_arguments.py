@@ -270,6 +270,8 @@ def test_a_model_that_is_given_twice_is_refused(capsys, flag):
         (("--host-memory", "1GiB", "--cache-url", "file:///"), ["'file:///'"]),
         (("--host-memory", "1GiB", "--cache-url", "mooncake://host"), ["'mooncake://host'", "HOST:PORT"]),
         (("--host-memory", "1GiB", "--cache-url", "mooncake://host:x"), ["cache_url", "HOST:PORT"]),
+        (("--host-memory", "1GiB", "--cache-url", "file:///a%00b"), ["cache_url", "%00"]),
+        (("--host-memory", "1GiB", "--cache-url", "file:///a%ffb"), ["cache_url", "no UTF-8"]),
         (("--host-memory", "1GiB", "--cache-url", "s3://kv?region=x"), ["'s3://kv?region=x'"]),
         (("--host-memory", "1GiB", "--cache-url", "s3://key:secret@kv"), ["password", "AWS_*"]),
         (("--cache-dir-size", "1GiB"), ["cache_dir_bytes 1073741824", "--cache-dir"]),

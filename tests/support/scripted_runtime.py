@@ -252,6 +252,10 @@ class ScriptedLoop:
     """Counters of tenants."""
     replicas: dict[str, ReplicaStats] = field(default_factory=dict)
     """Counters of replicas, as if this were several."""
+    is_storing: bool = False
+    """Whether a tier is said to get more of each prompt."""
+    n_stored_asked: int = 0
+    """How often it was asked for that."""
     is_waiting: bool = False
     seconds_for_arrivals: float = 0.0
     descriptors: tuple[int, ...] = ()
@@ -334,8 +338,10 @@ class ScriptedLoop:
                 )
                 return [Matched(message.id, found, len(self.running), 7, 32, 16)]
             case GetStored():
+                self.n_stored_asked += 1
                 n_whole = len(message.tokens) // 4 // 16 * 16
-                return [Stored(message.id, n_whole, 0 if self.disk is None else n_whole, is_storing=False)]
+                n_on_disk = 0 if self.disk is None else n_whole
+                return [Stored(message.id, n_whole, n_on_disk, is_storing=self.is_storing)]
             case Outline():
                 self.outlined.append(message)
                 tokens = pack_tokens([67, 72]) if message.contents else b""

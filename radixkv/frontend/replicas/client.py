@@ -216,10 +216,9 @@ class ReplicasClient:
         replies = await self._ask(lambda replica: replica.match(prompts, cache_salt, tenant=tenant))
         return best_match(list(replies.values()))
 
-    async def stored(self, tokens: bytes, cache_salt: str, *, tenant: str) -> Stored:
-        """See ``EngineClient.stored``; of one that still stores, or the replica that has stored the most."""
-        replies = await self._ask(lambda replica: replica.stored(tokens, cache_salt, tenant=tenant))
-        return max(replies.values(), key=lambda one: (one.is_storing, one.n_on_disk, one.n_in_host))
+    async def stored(self, request: InFlightRequest) -> Stored:
+        """See ``RequestSender.stored``."""
+        return await self.runtimes[self._sent[request.id].number].stored(request)
 
     async def outline(self, *, contents: bool) -> Outlined:
         """See ``EngineClient.outline``; the trees of all replicas that are up."""

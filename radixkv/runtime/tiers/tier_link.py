@@ -206,14 +206,18 @@ class TierLink(ABC, Generic[P, L]):
     def is_storing(self, namespace: Namespace, tokens: bytes, n_lower: int) -> bool:
         """Returns whether the page after a prompt's first ``n_lower`` tokens is offered or on its way.
 
-        O(stores and offers), and a comparison of the tokens; without a whole page after them O(1).
+        O(tokens + stores and offers): that page is compared first, so that offers with a common prefix cost no
+        more. Without a whole page after them O(1).
         """
-        beginning = tokens[: (n_lower + self.upper.page_size) * TOKEN_BYTES]
-        if len(beginning) < (n_lower + self.upper.page_size) * TOKEN_BYTES:
+        start, end = n_lower * TOKEN_BYTES, (n_lower + self.upper.page_size) * TOKEN_BYTES
+        if len(tokens) < end:
             return False
+        beginning, page = tokens[:end], tokens[start:end]
         stores = (store.offer for store in self._stores.values())
         return any(
-            offer.namespace == namespace and offer.tokens.startswith(beginning)
+            offer.namespace == namespace
+            and offer.tokens.startswith(page, start)
+            and offer.tokens.startswith(beginning)
             for offer in chain(self._offers, self._postponed, stores)
         )
 

@@ -497,6 +497,25 @@ def test_what_a_full_queue_refuses_goes_to_the_next_best_and_is_counted_there() 
     run(test)
 
 
+def test_what_is_stored_of_a_prompt_is_asked_of_the_replica_that_has_computed_it() -> None:
+    """Others do not answer here, and would know nothing of its copies."""
+
+    async def test() -> None:
+        async with replicas(flags=[["is_storing"], [], ["is_storing"]]) as state:
+            for index, other in enumerate(state.each):
+                other.refusal = None if index == 1 else Draining("the end")
+            prompt = Submit("a", pack_tokens([1] * 40), SamplingParams(max_tokens=1))
+            async with state.client.submit([prompt], arrived=Arrival(time.monotonic())) as group:
+                async for _ in group.deltas():
+                    pass
+                os.kill(state.pids[0], signal.SIGSTOP)
+                stored = await group.stored(0)
+                os.kill(state.pids[0], signal.SIGCONT)
+            assert (stored.n_in_host, stored.is_storing) == (32, False)
+
+    run(test)
+
+
 async def pausing_turn(client: ReplicasClient, name: str, resumes: str = "", max_tokens: int = 2) -> None:
     prompt = Submit(
         name, pack_tokens([1, 2]), SamplingParams(max_tokens=max_tokens), may_pause=True, resumes=resumes

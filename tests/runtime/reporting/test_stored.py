@@ -110,3 +110,28 @@ def test_a_prompt_waits_for_a_host_tier_whose_memory_is_being_prepared() -> None
     engine.copier.n_ready, engine.copier.is_growing = None, False
     engine.store_all()
     assert stored(engine, 30) == (28, 0, False)
+
+
+class _Read(bytes):
+    """Tokens of an offer, which count the bytes that they are compared with."""
+
+    n_compared = 0
+
+    def startswith(self, prefix: Any, *place: Any) -> bool:
+        _Read.n_compared += len(prefix)
+        return super().startswith(prefix, *place)
+
+
+def test_offers_that_leave_a_prompt_late_are_told_from_it_by_a_page() -> None:
+    """A question is asked again and again while its prompt is copied, and thousands may share a long prefix."""
+    engine, common, n_offers = Engine(64, PAGE_SIZE, n_slots=64), prompt(400), 50
+    for number in range(n_offers):
+        engine.host_tier.offer(Namespace(), _Read(token_bytes([*common, *[1000 + number] * PAGE_SIZE])))
+    others = [[*common, *[999] * PAGE_SIZE], [7, *common[1:], *[1000] * PAGE_SIZE], common]
+    _Read.n_compared = 0
+    for tokens in others:
+        assert not engine.host_tier.is_storing(Namespace(), token_bytes(tokens), 400)
+    n_longest = 401 * 4 * PAGE_SIZE
+    assert _Read.n_compared <= 2 * n_offers * 4 * PAGE_SIZE + n_longest
+    assert engine.host_tier.is_storing(Namespace(), token_bytes([*common, *[1049] * PAGE_SIZE]), 400)
+    assert not engine.host_tier.is_storing(Namespace("hers"), token_bytes([*common, *[1049] * PAGE_SIZE]), 400)

@@ -215,7 +215,8 @@ def _check(request: GenerationRequest) -> None:
         )
     if request.is_for_cache:
         for name in ("stream", "prompt_logprobs", "logprobs"):
-            if getattr(request, name) not in (None, False):
+            value = getattr(request, name)
+            if value is not None and value is not False:  # 0 asks for the logprobs of the tokens themselves
                 raise InvalidRequest(
                     f"max_tokens is 0, which generates nothing, and {name} asks for output", param=name
                 )

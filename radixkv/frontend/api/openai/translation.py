@@ -18,6 +18,7 @@ from radixkv.generation.params import (
     check_n_prompt_logprobs,
     clamp_max_tokens,
     max_tokens_of_prompt_only,
+    prompt_only_sampling_params,
     request_sampling_params,
 )
 from radixkv.wire.messages import PromptPin, Submit, unpack_tokens
@@ -89,7 +90,7 @@ async def completion_prompts(request: CompletionRequest, served_model: ServedMod
 def _completion_sampling(request: CompletionRequest, served_model: ServedModel) -> SamplingParams:
     if request.is_for_cache:
         served_model.check_caches("max_tokens")
-        return SamplingParams(max_tokens=max_tokens_of_prompt_only(None))
+        return prompt_only_sampling_params(_sampling_fields(request, None), served_model)
     max_tokens = SamplingParams().max_tokens if request.max_tokens is None else request.max_tokens
     if request.is_only_echo:
         max_tokens = max_tokens_of_prompt_only(request.min_tokens)

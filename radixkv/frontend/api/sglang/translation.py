@@ -106,6 +106,10 @@ def _generate_prompt(
         raise InvalidRequest(
             f"logprob_start_len is {start}; the prompt has {n_prompt} tokens", param="logprob_start_len"
         )
+    if request.stream and fields.max_new_tokens == 0 and sampling.logprobs is None:
+        raise InvalidRequest(
+            "max_new_tokens is 0, which generates nothing, and stream asks for output", param="stream"
+        )
     max_tokens_field = "max_new_tokens" if isinstance(fields.max_new_tokens, int) else None
     prompt = Submit(
         id=uuid.uuid4().hex,

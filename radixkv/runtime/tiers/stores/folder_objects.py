@@ -19,6 +19,8 @@ from radixkv.runtime.tiers.stores.object_store import ObjectStoreError
 
 _N_PARALLEL = 8
 _IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+_IS_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.ENXIO)
+"""Errors of names that are there, but are no file of this user."""
 _TRIAL_NAME = "radixkv-trial"
 """An object that is written when a folder is opened, to see whether that works."""
 _LOCK_OF_A_DISK_TIER = "radixkv.lock"
@@ -30,14 +32,15 @@ class FolderObjects:
     """An ``ObjectStore`` in a folder, which is made if there is none.
 
     An object is a file in one of up to 256 subfolders. It is written under another name first, so that no reader
-    sees a part of it.
+    sees a part of it. The time of its last change is that of its last use: when it was written, read or found. So
+    another process may remove what was not used for long. What is no file, or cannot be read, counts as absent.
 
     Args:
         url: ``file:///FOLDER``.
 
     Raises:
-        ConfigError: the folder belongs to another user, is open to others, belongs to a disk tier, or an object
-            cannot be written and read in it.
+        ConfigError: the folder is a symbolic link, belongs to another user, is open to others, belongs to a disk
+            tier, or an object cannot be written and read in it.
     """
 
     n_parallel = _N_PARALLEL
@@ -46,7 +49,7 @@ class FolderObjects:
         self._folder = Path(unquote(urlsplit(url).path))
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._check_owner(url)
+            self._check_folder(url)
             self._put(_TRIAL_NAME, memoryview(b"radixkv"))
             self._get(_TRIAL_NAME)
         except OSError as error:
@@ -57,7 +60,7 @@ class FolderObjects:
 
     async def have(self, names: Sequence[str]) -> list[bool]:
         """See ``ObjectStore``."""
-        return await _in_thread(lambda: [self._path(name).is_file() for name in names])
+        return await _in_thread(lambda: [self._find(self._path(name)) for name in names])
 
     async def get(self, name: str) -> memoryview | None:
         """See ``ObjectStore``."""
@@ -78,18 +81,51 @@ class FolderObjects:
     def _path(self, name: str) -> Path:
         return self._folder / name[:2] / name
 
+    def _find(self, path: Path) -> bool:
+        """Returns whether a file is there, whose last use this is then."""
+        try:
+            is_file = stat.S_ISREG(path.lstat().st_mode)
+            if is_file:
+                os.utime(path, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in _IS_ABSENT:
+                return False
+            raise
+        return is_file
+
     def _get(self, name: str) -> memoryview | None:
         try:
             # Opening a FIFO would wait for another process.
             descriptor = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except FileNotFoundError:
-            return None
-        with open(descriptor, "rb", buffering=0) as file:
+        except OSError as error:
+            if error.errno in _IS_ABSENT:
+                return None
+            raise
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, f"{name} is no file")
-            return memoryview(file.readall())
+                return None
+            os.utime(descriptor)
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                return memoryview(file.readall())
+        finally:
+            os.close(descriptor)
 
     def _put(self, name: str, value: memoryview) -> bool:
+        try:
+            try:
+                self._write(name, value)
+            except FileNotFoundError:  # whoever cleans up has removed the folder
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if not self._is_own():
+                    raise
+                self._write(name, value)
+        except OSError as error:
+            if error.errno in _IS_FULL:
+                return False
+            raise
+        return True
+
+    def _write(self, name: str, value: memoryview) -> None:
         path = self._path(name)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         part = path.with_name(f"{name}.{uuid4().hex}.tmp")
@@ -99,17 +135,22 @@ class FolderObjects:
                 while n_written < value.nbytes:
                     n_written += file.write(value[n_written:])
             part.rename(path)
-        except OSError as error:
+        except OSError:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
-            if error.errno in _IS_FULL:
-                return False
             raise
-        return True
 
-    def _check_owner(self, url: str) -> None:
-        about = self._folder.stat()
-        if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077:
+    def _is_own(self) -> bool:
+        about = self._folder.lstat()
+        return about.st_uid == os.getuid() and not stat.S_IMODE(about.st_mode) & 0o077
+
+    def _check_folder(self, url: str) -> None:
+        if self._folder.is_symlink():
+            raise ConfigError(
+                f"the folder of the shared cache {shortened(url)} is a symbolic link, which may lead elsewhere "
+                "tomorrow; give the folder itself"
+            )
+        if not self._is_own():
             raise ConfigError(
                 f"the folder of the shared cache {shortened(url)} is open to other users, but pages contain "
                 "prompts; it must be yours, with mode 0700"
