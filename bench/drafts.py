@@ -120,7 +120,8 @@ class ReplayedExecutor:
         self.n_pages = executor.n_pages
         self.vocab_size = executor.vocab_size
         self.window = executor.window
-        self.has_states = executor.has_states
+        self.n_states = executor.n_states
+        self.window_pool = executor.window_pool
         self.uses_shared_runs = executor.uses_shared_runs
         self.is_asynchronous = executor.is_asynchronous
         self.splits_drafts = executor.splits_drafts
@@ -370,7 +371,7 @@ def find_checkpoint(model: str, folder: Path, *, has_weights: bool) -> Checkpoin
     if model == "tiny":
         return resolve(model, load_format="dummy")
     shape = SHAPES[model] if has_weights else SMALL | {"vocab_size": SHAPES[model]["vocab_size"]}
-    return resolve(write_model(shape, folder), load_format="dummy")
+    return resolve(str(write_model(shape, folder)), load_format="dummy")
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -187,7 +187,7 @@ def measure(case: Case, *, has_states: bool, policy: SchedulePolicy, step_tokens
     states = RecurrentStates.at_likely_places(cache, frozenset({MESSAGE_END})) if has_states else None
     limits = SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=step_tokens, max_queued_requests=4096)
     scheduler = open_scheduler(cache, limits, tenants=configs, schedule_policy=policy, states=states)
-    times, now, n_steps = StepTime(max_tokens=step_tokens), 0.0, 0
+    times, now, n_steps = StepTime(), 0.0, 0
     arrived_at: dict[Request, float] = {}
     ttft: dict[Request, float] = {}
     coming = deque(case.arrivals)

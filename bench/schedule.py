@@ -199,7 +199,7 @@ class NullDevice:
 
     device = dtype = kv_dtype = "none"
     n_ranks = 1
-    has_states = False
+    n_states = window_pool = None
     uses_shared_runs = True
     is_asynchronous = True
     splits_drafts = False

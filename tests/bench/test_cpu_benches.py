@@ -155,7 +155,7 @@ def test_modelled_replicas_share_documents_among_short_prompts(tmp_path: Path) -
 
 @pytest.mark.nightly
 def test_pages_are_loaded_ahead_for_chats_that_wait(tmp_path: Path) -> None:
-    small = ("--chats", "12", "--turns", "3", "--rows", "1", "--pages", "1200", "--rate", "5", "--think-s", "1")
+    small = ("--chats", "12", "--turns", "3", "--rows", "1", "--pages", "600", "--rate", "5", "--think-s", "1")
     without, with_ahead = run("load_ahead.py", tmp_path, *small)
     assert without["requests"] == with_ahead["requests"] == 36
     assert without["pages_loaded_ahead"] == 0 < with_ahead["pages_loaded_ahead_used"]
@@ -171,3 +171,10 @@ def test_expected_answers_preempt_a_quarter_of_those_of_a_reserve_at_equal_throu
     few, many = by_admission["expected"], by_admission["reserved"]
     assert few["preemptions"] <= many["preemptions"] / 4
     assert few["output_tokens_per_s"] >= 0.98 * many["output_tokens_per_s"]
+
+
+@pytest.mark.nightly
+def test_fan_outs_are_counted_for_both_kinds_of_models(tmp_path: Path) -> None:
+    flags = ("--case", "burst", "--policy", "lpm", "--step-tokens", "8192")
+    attention, recurrent = run("fan_out.py", tmp_path, *flags)
+    assert attention["again_tokens"] == 0 < recurrent["again_tokens"] <= 63 * 64
