@@ -172,6 +172,7 @@ def check_grouped(
         "HAS_BIAS": True,
         "IS_FIRST": half != "second",
         "IS_GATED": half == "gated",
+        "SPLITS": half == "gated" and scale_unit > 1 and tile.rows >= 64,
         "CLAMPS": half == "gated",
         "IS_GELU": False,  # takes no shared memory
     }
@@ -489,18 +490,19 @@ def test_gated_delta_nets_fit(key_dim: int, value_dim: int, target: int) -> None
     sizes = {"N_KEYS": 16, "N_HEADS": 32, "KEY_DIM": key_dim, "VALUE_DIM": value_dim, "CHANNELS": config.n_channels}
     sizes |= {"TAPS": 4, "DIM": max(key_dim, value_dim), "SIZE": value_dim, "HEADS": 2048 // value_dim}
     sizes |= {"HAS_BIAS": False}
-    columns = min(delta_scan.COLUMNS, value_dim)
+    tile = delta_scan.scan_tile(config, has_room=SHARED_BYTES[target] >= 160_000)
+    columns = min(tile.columns, value_dim)
     for kernel, constants, options in (
         (convolution._convolve_tokens, {}, {"num_warps": 1}),
         (convolution._convolve_blocks, {"BLOCK": 64}, {"num_warps": 8}),
         (convolution._keep_inputs, {"BLOCK": 512}, {"num_warps": 4}),
-        (delta_blocks._compute_blocks, {"BLOCK": 64}, {"num_warps": 8}),
+        (delta_blocks._compute_blocks, {"BLOCK": 64, "PRECISION": "bf16x3"}, {"num_warps": 4}),
         (
             delta_scan._scan,
             {"BLOCK": 64, "COLUMNS": columns},
-            {"num_warps": 4, "num_stages": delta_scan.scan_stages(config)},
+            {"num_warps": 4, "num_stages": tile.n_stages},
         ),
-        (delta_step._step, {"COLUMNS": columns}, {"num_warps": 4}),
+        (delta_step._step, {"COLUMNS": delta_step.step_columns(config)}, {"num_warps": 4}),
         (gated_norm._gated_norm, {}, {"num_warps": 4}),
     ):
         names = kernel.function.arg_names
@@ -520,16 +522,25 @@ def test_layers_of_mamba2_fit(state_size: int, head_size: int, target: int) -> N
     kinds |= dict.fromkeys(("eps", "least_step", "most_step"), "fp32")
     unaligned = {"eps", "least_step", "most_step", "batch_slots", "starts", "rows", "blocks", "n_batch_slots"}
     config = RecurrentConfig(frozenset(), 8, 128, state_size, head_size, 4)
+    tile = mamba2_scan.scan_tile(config, has_room=SHARED_BYTES[target] >= 160_000)
     group = 16 * head_size
     sizes = {"N_GROUPS": 8, "N_HEADS": 128, "KEY_DIM": state_size, "VALUE_DIM": head_size, "HEADS": 16}
-    sizes |= {"CHANNELS": config.n_channels, "TAPS": 4, "HAS_BIAS": True, "COLUMNS": mamba2_scan.COLUMNS}
+    sizes |= {
+        "CHANNELS": config.n_channels,
+        "TAPS": 4,
+        "HAS_BIAS": True,
+    }
     plain = {"N_KEYS": 0, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
     for kernel, constants, options in (
         (convolution._convolve_tokens, plain, {"num_warps": 1}),
         (convolution._convolve_blocks, plain | {"BLOCK": 64}, {"num_warps": 8}),
         (mamba2_blocks._compute_blocks, {"BLOCK": 64}, {"num_warps": 4}),
-        (mamba2_scan._scan, {"BLOCK": 64}, {"num_warps": 4, "num_stages": mamba2_scan.scan_stages(config)}),
-        (mamba2_step._step, {}, {"num_warps": 4}),
+        (
+            mamba2_scan._scan,
+            {"BLOCK": 64, "COLUMNS": tile.columns},
+            {"num_warps": 4, "num_stages": tile.n_stages},
+        ),
+        (mamba2_step._step, {"COLUMNS": mamba2_step.COLUMNS}, {"num_warps": 4}),
         (
             mamba2_norm._gated_group_norm,
             {"SIZE": 8 * group, "GROUP": group, "BLOCK": 1 << (group - 1).bit_length()},

@@ -7,27 +7,42 @@ import triton.language as tl
 
 
 @triton.jit
-def unit_lower_inverse(a: tl.tensor) -> tl.tensor:
+def unit_lower_inverse(a: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
     """Returns ``(I + a)^-1`` for a strictly lower triangular ``a``, [64, 64] float32.
 
-    The two squares of 32 on its diagonal are inverted by forward substitution. Below them the inverse has
-    ``-B^-1 N A^-1``, where ``N`` is below the squares ``A`` and ``B``. A product of powers of ``a`` would take
-    fewer operations, but loses all digits where keys are alike.
+    Squares on the diagonal of ``I + a`` are inverted, and their size doubles: where ``A`` and ``B`` are the
+    inverses of two neighbours and ``N`` is below them, the inverse of the square of both has ``-B N A`` below. With
+    ``X`` the inverses of all squares this is ``X - X N X``. Squares of up to 16 are computed apart, in small
+    products. A product of powers of ``a`` would take fewer operations, but loses all digits where keys are alike.
+
+    Args:
+        a: the matrix; other entries than those below the diagonal are 0.
+        PRECISION: of the products, as ``tl.dot`` names it.
     """
-    which, row = tl.arange(0, 2), tl.arange(0, 32)
-    squares = tl.reshape(a, [2, 32, 2, 32])
+    which, row = tl.arange(0, 4), tl.arange(0, 16)
     is_diagonal = (which[:, None] == which[None, :])[:, None, :, None]
-    diagonal = tl.sum(tl.where(is_diagonal, squares, 0.0), 2)  # [2, 32, 32]
-    inverse = tl.where(row[:, None] == row[None, :], 1.0, 0.0)[None, :, :] + tl.zeros([2, 32, 32], tl.float32)
-    for step in range(1, 32):
-        is_row = (row == step)[None, :, None]
-        known = tl.sum(tl.where(is_row, diagonal, 0.0), 1)  # [2, 32]: a row of each square
-        inverse = tl.where(is_row, inverse - tl.sum(known[:, :, None] * inverse, 1)[:, None, :], inverse)
-    is_first = (which == 0)[:, None, None]
-    first, second = tl.sum(tl.where(is_first, inverse, 0.0), 0), tl.sum(tl.where(is_first, 0.0, inverse), 0)
-    is_below = ((which[:, None] == 1) & (which[None, :] == 0))[:, None, :, None]
-    below = tl.sum(tl.sum(tl.where(is_below, squares, 0.0), 2), 0)
-    below = tl.dot(tl.dot(second, below, input_precision="ieee"), first, input_precision="ieee")
-    whole = tl.where(is_diagonal, tl.reshape(inverse, [2, 32, 1, 32]), 0.0)
-    whole = tl.where(is_below, -tl.reshape(below, [1, 32, 1, 32]), whole)
-    return tl.reshape(whole, [64, 64])
+    squares = tl.sum(tl.where(is_diagonal, tl.reshape(a, [4, 16, 4, 16]), 0.0), 2)
+    i, j = row[None, :, None], row[None, None, :]
+    inverse = tl.where(i == j, 1.0, tl.where(i >> 1 == j >> 1, -squares, 0.0))
+    for level in tl.static_range(1, 4):
+        inverse = _joined(inverse, squares, i, j, level, PRECISION)
+    whole = tl.reshape(tl.where(is_diagonal, tl.reshape(inverse, [4, 16, 1, 16]), 0.0), [64, 64])
+    i, j = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
+    for level in tl.static_range(4, 6):
+        whole = _joined(whole, a, i, j, level, PRECISION)
+    return whole
+
+
+@triton.jit
+def _joined(
+    inverse: tl.tensor,
+    a: tl.tensor,
+    i: tl.tensor,
+    j: tl.tensor,
+    level: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tl.tensor:
+    """Returns the inverses of squares of ``2 << level``, of those of half their size."""
+    is_below = (i >> (level + 1) == j >> (level + 1)) & (i >> level != j >> level)
+    product = tl.dot(inverse, tl.where(is_below, a, 0.0), input_precision=PRECISION)
+    return inverse - tl.dot(product, inverse, input_precision=PRECISION)

@@ -10,17 +10,23 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.base import BLOCK_TOKENS, BlockArrays
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
+from radixkv.runtime.device.ops.cuda.delta_net.scan import ScanTile
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_range, read_row
 from radixkv.runtime.device.ops.cuda.mamba2.blocks import BlockParts
-from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
-
-COLUMNS = 32
-"""Values of a head per program: few, so that one prompt has programs for all processors of a GPU."""
+from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_memory, overlapping
 
 
-def scan_stages(config: RecurrentConfig) -> int:
-    """Returns how many blocks are in flight at once: larger states leave shared memory for one."""
-    return 2 if config.key_dim <= 128 else 1
+def scan_tile(config: RecurrentConfig, *, has_room: bool) -> ScanTile:
+    """Returns a tile of few columns, so that one prompt has programs for all processors of a GPU.
+
+    Args:
+        config: sizes; larger states leave less shared memory. Then one stage is no choice on Hopper: see
+            ``delta_net.scan.scan_tile``.
+        has_room: whether a thread block may use 163 KB of shared memory, not only 99 KB.
+    """
+    if config.key_dim <= 128:
+        return ScanTile(columns=32, n_stages=2)
+    return ScanTile(columns=16, n_stages=2) if has_room else ScanTile(columns=32, n_stages=1)
 
 
 def scan_blocks(
@@ -48,7 +54,8 @@ def scan_blocks(
         n_batch_slots: slots from here on are not those of rows.
         out: [tokens, heads, value_dim], contiguous; tokens of the rows are written.
     """
-    _scan[len(prompts.rows), config.n_value_heads, -(-config.value_dim // COLUMNS)](
+    tile = scan_tile(config, has_room=has_much_shared_memory(convolved))
+    _scan[len(prompts.rows), config.n_value_heads, -(-config.value_dim // tile.columns)](
         convolved,
         *parts,
         skip,
@@ -61,9 +68,9 @@ def scan_blocks(
         KEY_DIM=config.key_dim,
         VALUE_DIM=config.value_dim,
         BLOCK=BLOCK_TOKENS,
-        COLUMNS=COLUMNS,
+        COLUMNS=tile.columns,
         num_warps=4,
-        num_stages=scan_stages(config),
+        num_stages=tile.n_stages,
         **overlapping(convolved),
     )
 
