@@ -29,7 +29,9 @@ class GroupedTile:
     rows: int
     """Pairs of a token and an expert, all of one expert."""
     columns: int
-    """Rows of the expert's matrix; those of gate and up alternate."""
+    """Rows of the expert's matrix; those of gate and up alternate.
+
+    Where they do not, a program has as many of each."""
     depth: int
     """Step along the inner dimension."""
     n_warps: int
@@ -62,7 +64,7 @@ def grouped_tile(
     if item_size == 4:
         return GroupedTile(16 if mean_rows <= 8 else 64, 64, 32, n_warps=4, n_stages=2)
     if item_size == 1:
-        return _fp8_tile(mean_rows, has_room=has_room, has_blocks=has_blocks)
+        return _fp8_tile(n_pairs, n_experts, has_room=has_room, has_blocks=has_blocks)
     if mean_rows <= 8:
         return GroupedTile(16, 64, 128, n_warps=4, n_stages=5 if has_room else 4)
     if mean_rows <= 64:
@@ -72,18 +74,23 @@ def grouped_tile(
     return GroupedTile(128, 128, 64, n_warps=8, n_stages=2)
 
 
-def _fp8_tile(mean_rows: float, *, has_room: bool, has_blocks: bool) -> GroupedTile:
-    """Returns the fastest of 3 to 5 tiles on an H200, for the shape of Qwen3-30B-A3B; steps are as deep as blocks.
+def _fp8_tile(n_pairs: int, n_experts: int, *, has_room: bool, has_blocks: bool) -> GroupedTile:
+    """Returns the fastest of 3 to 5 tiles on an H200; steps are as deep as blocks.
 
-    With many rows, scales of blocks are multiplied into each step's sums, which leaves too few registers for larger
-    tiles: 817 µs at 8,192 tokens, 1,962 with the tile of matrices whose channels have scales.
+    The shapes of Qwen3-30B-A3B and Qwen3.6-35B-A3B were measured, with scales of blocks. Three stages are enough
+    for many programs, and two tokens have few. With many rows, scales of blocks are multiplied into each step's
+    sums, which leaves too few registers for larger tiles. A program has columns of one block of the matrix then, so
+    that each row's sums have one factor.
     """
-    if mean_rows <= 8:
+    mean_rows = n_pairs / n_experts
+    if n_pairs <= 16:
         return GroupedTile(16, 64, BLOCK, n_warps=4, n_stages=6)
+    if mean_rows <= 8:
+        return GroupedTile(16, 128, BLOCK, n_warps=4, n_stages=3)
     if mean_rows <= 64:
-        return GroupedTile(32, 128, BLOCK, n_warps=4, n_stages=5 if has_room else 3)
+        return GroupedTile(32, 128, BLOCK, n_warps=4, n_stages=3)
     if has_blocks:
-        return GroupedTile(64, 128, BLOCK, n_warps=4, n_stages=4 if has_room else 3)
+        return GroupedTile(64, BLOCK, BLOCK, n_warps=4, n_stages=4 if has_room else 2)
     if has_room:
         return GroupedTile(128, 256, BLOCK, n_warps=8, n_stages=3)
     return GroupedTile(128, 128, BLOCK, n_warps=8, n_stages=2)
@@ -122,8 +129,10 @@ def grouped_linear(
         values, x_scales, matrix, scales = x, x, weight, weight
         scale_unit = 0
     _, n_out, n_in = matrix.shape
+    is_gated = activation not in (None, "relu2")
+    splits = is_gated and scale_unit > 1 and tile.rows >= 64 and n_out % (2 * BLOCK) == 0
     n_tiles = routing.tiles.shape[1]
-    _multiply_grouped[(n_tiles * -(-n_out // tile.columns),)](
+    _multiply_grouped[(n_tiles * -(-(n_out // 2 if splits else n_out) // tile.columns),)](
         values,
         matrix,
         matrix if bias is None else bias,
@@ -146,7 +155,8 @@ def grouped_linear(
         SCALE_UNIT=scale_unit,
         HAS_BIAS=bias is not None,
         IS_FIRST=activation is not None,
-        IS_GATED=activation not in (None, "relu2"),
+        IS_GATED=is_gated,
+        SPLITS=splits,
         CLAMPS=activation == "clamped_silu",
         IS_GELU=activation == "gelu_tanh",
         num_warps=tile.n_warps,
@@ -180,15 +190,23 @@ def _multiply_grouped(
     HAS_BIAS: tl.constexpr,
     IS_FIRST: tl.constexpr,
     IS_GATED: tl.constexpr,
+    SPLITS: tl.constexpr,
     CLAMPS: tl.constexpr,
     IS_GELU: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """With few rows, the weight's rows are the product's rows: tensor cores take 64 of these and 16 columns."""
+    """With few rows, the weight's rows are the product's rows: tensor cores take 64 of these and 16 columns.
+
+    With many rows and scales of blocks, a program's columns are in one block, so that their sums have one factor a
+    row, and gate and up are apart, unless a block has both.
+    """
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    n_group_programs = GROUP * tl.cdiv(n_out, COLUMNS)
+    BLOCK_SCALES: tl.constexpr = SCALE_UNIT > 1 and ROWS >= 64 and (SPLITS or not IS_GATED)
+    tl.static_assert(not BLOCK_SCALES or SCALE_UNIT % COLUMNS == 0)
+    n_columns = n_out // 2 if SPLITS else n_out
+    n_group_programs = GROUP * tl.cdiv(n_columns, COLUMNS)
     first_tile = tl.program_id(0) // n_group_programs * GROUP
     n_group_tiles = tl.minimum(n_tiles - first_tile, GROUP)
     tile = first_tile + tl.program_id(0) % n_group_programs % n_group_tiles
@@ -203,19 +221,25 @@ def _multiply_grouped(
     # Rows and columns beyond the end repeat others and are not stored: loads without masks are faster.
     x_row = tl.where(is_row, position, first)
     column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
-    weight_row = tl.where(column < n_out, column, 0)
+    weight_row = tl.where(column < n_columns, column, 0)
     if IS_FIRST:
         x_row = tl.load(order + x_row) // N_ACTIVE
-    if IS_GATED:
+    if IS_GATED and not SPLITS:
         weight_row = weight_row // 2 + weight_row % 2 * (n_out // 2)
-    if SCALE_UNIT > 1:
+    if BLOCK_SCALES:
+        block_row = expert * tl.cdiv(n_out, SCALE_UNIT) + column_tile * COLUMNS // SCALE_UNIT
+        block_row = block_row * tl.cdiv(n_in, SCALE_UNIT)
+        up_row = block_row + n_columns // SCALE_UNIT * tl.cdiv(n_in, SCALE_UNIT)
+    elif SCALE_UNIT > 1:
         block_row = expert * tl.cdiv(n_out, SCALE_UNIT) + weight_row // SCALE_UNIT
         block_row = block_row * tl.cdiv(n_in, SCALE_UNIT)
     weight_row = expert.to(tl.int64) * n_out + weight_row
     depth = tl.arange(0, DEPTH)
     x_source = x + x_row.to(tl.int64)[:, None] * n_in + depth[None, :]
     weight_source = weight + weight_row[:, None] * n_in + depth[None, :]
+    up_source = weight_source + n_columns * n_in
     sums = tl.zeros([COLUMNS, ROWS] if ROWS < 64 else [ROWS, COLUMNS], tl.float32)
+    up_sums = sums
     for start in tl.range(0, n_in, DEPTH, num_stages=STAGES):
         if IS_WHOLE:
             matrix = tl.load(weight_source + start)
@@ -229,8 +253,15 @@ def _multiply_grouped(
             scale = tl.load(scales + block_row + start // SCALE_UNIT)
             if ROWS < 64:
                 sums += tl.dot(matrix, part.T) * scale[:, None] * row_scale[None, :]
+            elif BLOCK_SCALES:
+                sums += tl.dot(part, matrix.T) * (row_scale * scale)[:, None]
             else:
                 sums += tl.dot(part, matrix.T) * row_scale[:, None] * scale[None, :]
+            if SPLITS:
+                is_inside = (start + depth < n_in)[None, :]
+                matrix = tl.load(up_source + start) if IS_WHOLE else tl.load(up_source + start, is_inside, 0.0)
+                scale = tl.load(scales + up_row + start // SCALE_UNIT)
+                up_sums += tl.dot(part, matrix.T) * (row_scale * scale)[:, None]
         elif ROWS < 64:
             sums = tl.dot(matrix, part.T, sums, input_precision="ieee")
         else:
@@ -241,9 +272,14 @@ def _multiply_grouped(
         sums *= tl.load(x_scales + x_row)[:, None] * tl.load(scales + weight_row)[None, :]
     if HAS_BIAS:
         sums += tl.load(bias + weight_row).to(tl.float32)[None, :]
+        if SPLITS:
+            up_sums += tl.load(bias + weight_row + n_columns).to(tl.float32)[None, :]
     product = sums.to(out.dtype.element_ty)
     if IS_GATED:
-        gate, up = tl.split(tl.reshape(product.to(tl.float32), [ROWS, COLUMNS // 2, 2]))
+        if SPLITS:
+            gate, up = product.to(tl.float32), up_sums.to(product.dtype).to(tl.float32)
+        else:
+            gate, up = tl.split(tl.reshape(product.to(tl.float32), [ROWS, COLUMNS // 2, 2]))
         if CLAMPS:
             gate = tl.minimum(gate, 7.0, tl.PropagateNan.ALL)
             up = tl.minimum(tl.maximum(up, -7.0, tl.PropagateNan.ALL), 7.0, tl.PropagateNan.ALL)
@@ -253,7 +289,8 @@ def _multiply_grouped(
             activated = gate / (1.0 + tl.exp(-slope)) * up
         else:
             activated = gate / (1.0 + tl.exp(-gate)) * up
-        out_column = column_tile * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+        OUT_COLUMNS: tl.constexpr = COLUMNS if SPLITS else COLUMNS // 2
+        out_column = column_tile * OUT_COLUMNS + tl.arange(0, OUT_COLUMNS)
         target = out + position.to(tl.int64)[:, None] * (n_out // 2) + out_column[None, :]
         tl.store(target, activated.to(product.dtype), is_row[:, None] & (out_column < n_out // 2)[None, :])
     elif IS_FIRST:
