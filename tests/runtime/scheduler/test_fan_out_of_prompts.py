@@ -234,3 +234,23 @@ def test_no_request_is_lost_or_starves_whatever_comes_and_goes(
         assert request.n_outputs == 1 or one.aborted_at is not None
     if model == "attention":
         assert engine.n_computed <= n_distinct([one.prompt for one in arrivals]) + PAGE * len(arrivals)
+
+
+def test_who_waits_is_not_looked_up_in_the_tree_again_while_nothing_changes() -> None:
+    """A long prompt takes 31 steps to the place where 60 others leave it. They could overtake it all that time."""
+    engine = FanOut("recurrent", budget=64)
+    states = engine.cache.recurrent_states
+    assert states is not None
+    n_look_ups = 0
+    n_found = states.n_found
+
+    def counted(namespace: Namespace, tokens: bytes) -> int:
+        nonlocal n_look_ups
+        n_look_ups += 1
+        return n_found(namespace, tokens)
+
+    states.n_found = counted  # type: ignore[method-assign]
+    longest = text(2000, 1) + text(6000, 77)
+    others = [child(number, 5, n_stem=2000) for number in range(60)]
+    engine.run_arrivals([Arrival(prompt) for prompt in (longest, *others)])
+    assert 60 <= n_look_ups <= 4 * 60
