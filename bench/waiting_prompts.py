@@ -1,7 +1,7 @@
 """Measures what waiting prompts cost a turn whose step computes prompts, with recurrent states and without.
 
-Times are processor time of the server's scheduler; steps take none. Prints a JSON line for a case and a model: the
-microseconds of one arrival, and the milliseconds of all turns that have a row of a prompt, their median and largest.
+Times are processor time of the server's scheduler; steps take none. Prints a JSON line for a case and a model:
+microseconds of one arrival, and milliseconds of all turns that have a row of a prompt, their median and largest.
 Each turn and each arrival has its shortest time of several equal runs. As in the runtime's loop, the cyclic garbage
 collector is disabled.
 

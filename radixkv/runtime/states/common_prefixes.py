@@ -122,7 +122,7 @@ class CommonPrefixes:
     def freed(self, request: Request) -> None:
         """Takes note that a request has lost its pages. It waits again if it has had no row; another one is
         forgotten, at the cost of ``left``."""
-        if request.phase is not Phase.WAITING:
+        if request.phase not in (Phase.WAITING, Phase.LOADING):
             self.left(request)
 
     def _nearest(self, request: Request) -> tuple[Request | None, int]:

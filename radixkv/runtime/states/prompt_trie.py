@@ -49,6 +49,7 @@ class PromptTrie:
 
     def add(self, request: Request, tokens: bytes) -> None:
         """Adds a waiting prompt. O(tokens + edges)."""
+        assert request not in self._ends, "a prompt is added once"
         node = self._roots.setdefault(request.namespace, _Node(None, b"", 0))
         start = 0
         while start < len(tokens):
