@@ -15,7 +15,7 @@ class FinishedTransfer(NamedTuple):
     """What the call returned."""
     n_pages: int
     """Leading pages that a ``look_up`` has found, that a load has read correctly, or that are in the store after a
-    ``store``; for ``confirm``, pages that are still there; for ``remove`` and ``clear``, pages that were removed."""
+    ``store``; pages that are still there for ``confirm``, and that were removed for ``remove`` and ``clear``."""
     seconds: float
     """Time from the start of the first page to the end of the last; of a store that servers share, with the time in
     which its pages wait for other transfers."""
