@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ _MAXIMA = frozenset({"page_bytes", "start_seconds", "is_away"})
 def added(values: Sequence[Any], name: str = "") -> Any:
     """Returns values of one type as one: numbers and the fields of structs are added, other values are equal.
 
-    Quantiles of pauses become means weighted by returns; of the kinds of pauses those with the most are left.
+    ``_MAXIMA``, ``MEANS`` and ``_RULES`` name the fields of which something else becomes one value.
 
     Args:
         values: of one type, or None, which adds nothing.
@@ -43,14 +43,9 @@ def added(values: Sequence[Any], name: str = "") -> Any:
         return None
     first = values[0]
     if isinstance(first, msgspec.Struct):
+        rules = _RULES.get(type(first), {})
         fields = first.__struct_fields__
-        joint = type(first)(**{field: added([getattr(one, field) for one in values], field) for field in fields})
-        if isinstance(joint, PauseKindStats):
-            means = {field: _mean_of_returns(values, field) for field in QUANTILES}
-            joint = msgspec.structs.replace(joint, **means)
-        if isinstance(joint, PauseStats):
-            joint = msgspec.structs.replace(joint, kinds=_most_seen(joint.kinds))
-        return joint
+        return type(first)(**{field: rules.get(field, _added_field)(values, field) for field in fields})
     if isinstance(first, dict):
         keys = dict.fromkeys(key for value in values for key in value)
         return {key: added([value[key] for value in values if key in value], name) for key in keys}
@@ -63,19 +58,31 @@ def added(values: Sequence[Any], name: str = "") -> Any:
     return sum(values) if isinstance(first, int | float) else first
 
 
+def _added_field(structs: Sequence[msgspec.Struct], field: str) -> Any:
+    return added([getattr(one, field) for one in structs], field)
+
+
 def _mean_of_returns(kinds: Sequence[PauseKindStats], field: str) -> float | None:
     """Returns the mean of a quantile, weighted by how many pauses have returned; None if none has one."""
     known = [(getattr(kind, field), kind.returns_total) for kind in kinds if getattr(kind, field) is not None]
     return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
 
 
-def _most_seen(kinds: Mapping[str, PauseKindStats]) -> dict[str, PauseKindStats]:
+def _most_seen(stats: Sequence[PauseStats], field: str) -> dict[str, PauseKindStats]:
     """Returns the kinds with the most pauses, as many as those of one replica, in their order."""
+    kinds: dict[str, PauseKindStats] = _added_field(stats, field)
 
     def n_seen(key: str) -> int:
         return kinds[key].n_open + kinds[key].returns_total + kinds[key].given_up_total
 
     return {key: kinds[key] for key in nlargest(MAX_SHOWN_KINDS, kinds, key=n_seen)}
+
+
+_RULES: Mapping[type[msgspec.Struct], Mapping[str, Callable[[Sequence[Any], str], Any]]] = {
+    PauseKindStats: dict.fromkeys(QUANTILES, _mean_of_returns),
+    PauseStats: {"kinds": _most_seen},
+}
+"""Fields that are not added: what makes one value from all structs that have them, and the field's name."""
 
 
 def sum_counts(replies: Sequence[ReplyT]) -> ReplyT:
