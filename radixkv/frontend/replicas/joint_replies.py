@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,6 +20,9 @@ from radixkv.wire.cache_messages import (
 from radixkv.wire.stats import MAX_SHOWN_KINDS, PauseKindStats, PauseStats
 
 ReplyT = TypeVar("ReplyT", Flushed, Invalidated, SessionClosed)
+
+_Rule: TypeAlias = Callable[[Sequence[Any], str], Any]
+"""Returns one value of a field, from all structs that have it, and its name."""
 
 MEANS = frozenset({"load_seconds_per_token", "compute_seconds_per_token", "fetch_seconds_per_token"})
 """Fields with moving averages."""
@@ -44,8 +47,11 @@ def added(values: Sequence[Any], name: str = "") -> Any:
     first = values[0]
     if isinstance(first, msgspec.Struct):
         rules = _RULES.get(type(first), {})
-        fields = first.__struct_fields__
-        return type(first)(**{field: rules.get(field, _added_field)(values, field) for field in fields})
+        joint: dict[str, Any] = {}
+        for field in first.__struct_fields__:
+            rule: _Rule = rules.get(field, _added_field)
+            joint[field] = rule(values, field)
+        return type(first)(**joint)
     if isinstance(first, dict):
         keys = dict.fromkeys(key for value in values for key in value)
         return {key: added([value[key] for value in values if key in value], name) for key in keys}
@@ -58,7 +64,7 @@ def added(values: Sequence[Any], name: str = "") -> Any:
     return sum(values) if isinstance(first, int | float) else first
 
 
-def _added_field(structs: Sequence[msgspec.Struct], field: str) -> Any:
+def _added_field(structs: Sequence[Any], field: str) -> Any:
     return added([getattr(one, field) for one in structs], field)
 
 
@@ -78,11 +84,11 @@ def _most_seen(stats: Sequence[PauseStats], field: str) -> dict[str, PauseKindSt
     return {key: kinds[key] for key in nlargest(MAX_SHOWN_KINDS, kinds, key=n_seen)}
 
 
-_RULES: Mapping[type[msgspec.Struct], Mapping[str, Callable[[Sequence[Any], str], Any]]] = {
+_RULES: Mapping[type[msgspec.Struct], Mapping[str, _Rule]] = {
     PauseKindStats: dict.fromkeys(QUANTILES, _mean_of_returns),
     PauseStats: {"kinds": _most_seen},
 }
-"""Fields that are not added: what makes one value from all structs that have them, and the field's name."""
+"""Fields that are not added, by the type of their struct."""
 
 
 def sum_counts(replies: Sequence[ReplyT]) -> ReplyT:
