@@ -16,6 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -58,6 +59,19 @@ class History:
     def has_kept_tokens(self) -> bool:
         """Whether any tokens are known."""
         return any(isinstance(piece, bytes) for piece in self.pieces)
+
+
+class _Found(NamedTuple):
+    """What is kept of the answers at the place of a segment."""
+
+    tokens: bytes | None
+    """Of the answer whose text the segment is; None if it is none of them."""
+    turn: str
+    """The id of that answer's request, else of the latest answer's."""
+    header: str
+    """What stood before the latest answer in its segment."""
+    as_written: str | None
+    """The latest answer, if the segment is that without its beginning, such as its reasoning."""
 
 
 class KeptAnswers:
@@ -113,30 +127,28 @@ class KeptAnswers:
         start = n_plain = n_same = n_otherwise = 0
         turn = ""
         written: xxhash.xxh3_128 | None = None
-        """Of the text with answers as the model wrote them where they have lost their reasoning here: the answers
-        that followed them are kept by that."""
+        """Of the text with answers as the model wrote them, from the first one on that has lost its reasoning here:
+        the answers that followed it are kept by that. None while no answer has."""
         with self._lock:
             for match in self._end.finditer(text):
                 end = match.end()
-                segment, place = text[start:end], digest.digest()
-                if self._has_answer(place):
-                    tokens, turn, header = self._get(place, segment)
-                    if tokens is not None:
-                        pieces += [text[n_plain:start], tokens]
+                segment = text[start:end]
+                answer = self._find(digest.digest(), segment)
+                if answer is not None:
+                    if answer.tokens is not None:
+                        pieces += [text[n_plain:start], answer.tokens]
                         n_plain, n_same = end, n_same + 1
-                    elif segment.startswith(header):
-                        n_otherwise += 1
-                    as_written = self._as_written(place, segment, header) if tokens is None else None
-                    if as_written is not None:
-                        written = digest.copy()
-                    elif tokens is not None:
                         written = None
-                else:
-                    as_written = None
-                    if written is not None and self._has_answer(place := written.digest()):
-                        tokens, turn, header = self._get(place, segment)
-                        as_written = self._as_written(place, segment, header) if tokens is None else None
+                    elif segment.startswith(answer.header):
+                        n_otherwise += 1
+                    if answer.as_written is not None:
+                        written = digest.copy()
+                elif written is not None:
+                    answer = self._find(written.digest(), segment)
+                if answer is not None:
+                    turn = answer.turn
                 if written is not None:
+                    as_written = None if answer is None else answer.as_written
                     written.update((as_written or segment).encode(errors="surrogatepass"))
                 digest.update(segment.encode(errors="surrogatepass"))
                 start, separator = end, self._separators[match[0]]
@@ -190,6 +202,14 @@ class KeptAnswers:
                 if not oldest or self._latest.get(oldest_place) == oldest:
                     self._latest.pop(oldest_place, None)
         return True
+
+    def _find(self, place: bytes, segment: str) -> _Found | None:
+        """Returns what is kept of the answers at a place; None if nothing is. O(segment)."""
+        if not self._has_answer(place):
+            return None
+        tokens, turn, header = self._get(place, segment)
+        as_written = self._as_written(place, segment, header) if tokens is None else None
+        return _Found(tokens, turn, header, as_written)
 
     def _as_written(self, place: bytes, segment: str, header: str) -> str | None:
         """Returns the latest answer at a place if the segment is that answer without its beginning, such as its

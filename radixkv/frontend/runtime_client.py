@@ -251,10 +251,10 @@ class RuntimeClient:
         """See ``EngineClient.match``."""
         return await self._query(Match(uuid.uuid4().hex, tuple(prompts), cache_salt, tenant), Matched)
 
-    async def stored(self, request: InFlightRequest) -> Stored:
+    async def stored(self, request: InFlightRequest, *, asks_store: bool) -> Stored:
         """See ``RequestSender.stored``."""
         prompt = request.prompt
-        query = GetStored(uuid.uuid4().hex, prompt.tokens, prompt.cache_salt, prompt.tenant)
+        query = GetStored(uuid.uuid4().hex, prompt.tokens, prompt.cache_salt, prompt.tenant, asks_store)
         return await self._query(query, Stored)
 
     async def outline(self, *, contents: bool) -> Outlined:

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from radixkv.errors import InvalidRequest
+from radixkv.errors import InvalidRequest, shortened
 from radixkv.generation.models import GenerationModel
 from radixkv.settings.config import MAX_SEED
 from radixkv.wire.request_limits import check_ids, check_length
-from radixkv.wire.sampling import NO_SEED, SamplingParams
+from radixkv.wire.sampling import MAX_TOKENS, NO_SEED, SamplingParams
 
 MAX_PROMPT_LOGPROBS = 1 << 21
 """Most logprobs of prompt tokens in one response; each takes about 60 bytes of JSON."""
@@ -39,7 +39,8 @@ def request_sampling_params(
     Args:
         fields: by their names in ``SamplingParams``; None counts as omitted, and other names are ignored. ``seed``
             may be any integer: seeds with equal lower 63 bits are the same seed, and -1 means no seed, as in vLLM.
-        max_tokens: limit of the answer; None for the rest of the context.
+        max_tokens: limit of the answer; None for the rest of the context. Not 0: then only the prompt is computed,
+            see ``prompt_only_sampling_params``.
         model: provides the defaults.
 
     Raises:
@@ -48,6 +49,12 @@ def request_sampling_params(
     defaults = {} if fields.get("use_beam_search") else model.default_sampling
     values: dict[str, Any] = {name: value for name, value in defaults.items() if name != _MAX_TOKENS_DEFAULT}
     values |= {name: fields[name] for name in SamplingParams.__struct_fields__ if fields.get(name) is not None}
+    if max_tokens is not None and not 0 <= max_tokens <= MAX_TOKENS:
+        raise InvalidRequest(
+            f"max_tokens is {shortened(max_tokens)}; it must be between 0, which only computes the prompt, and "
+            f"{MAX_TOKENS}",
+            param="max_tokens",
+        )
     values["max_tokens"] = max_tokens
     seed = values.get("seed")
     values["seed"] = None if seed is None or seed == NO_SEED else seed & MAX_SEED

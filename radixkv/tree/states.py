@@ -41,6 +41,8 @@ class NodeStates:
         """Positions of states are multiples of it."""
         self.n_slots = n_slots
         """How many states there can be."""
+        self.version = 0
+        """Changes whenever a state comes to a node, is computed or leaves."""
         self.n_saved = 0
         """States that have been computed for this tree, and not copied from another tier."""
         self.n_evicted = 0
@@ -106,8 +108,11 @@ class NodeStates:
         root = self._forest.roots.get(namespace)
         if root is None or not self._coming:
             return 0
-        deepest = max((end for end, _ in self._states_on(root, tokens)), default=0)
-        return (deepest - self.deepest(root, tokens)) // TOKEN_BYTES
+        n_computed = n_all = 0
+        for n_all, state in self._states_on(root, tokens):
+            if state.is_computed:
+                n_computed = n_all
+        return (n_all - n_computed) // TOKEN_BYTES
 
     def put(self, lease: Lease, n_tokens: int, *, is_turn: bool = False) -> State | None:
         """Gives a slot to the state after the first tokens of a lease, which a step computes that will be launched.
@@ -271,6 +276,7 @@ class NodeStates:
     def take_left(self) -> None:
         """Frees the slots of states that have left the tree with their nodes' pages. O(states that have left)."""
         for state in self._forest.left_states:
+            self.version += 1
             self._by_use.pop(state, None)
             self._proven.pop(state, None)
             self._coming.discard(state)
@@ -320,6 +326,7 @@ class NodeStates:
     def _enter(self, state: State) -> None:
         state.is_computed = True
         self._by_use[state] = None
+        self.version += 1
         self._forest.version += 1
 
     def _find(self, lease: Lease, n_tokens: int) -> tuple[Node, int]:
@@ -337,6 +344,7 @@ class NodeStates:
         if n_beyond:
             node = self._forest.split(node, (len(node.key) - n_beyond) // self._forest.page_bytes)
         node.state = State(slot, n_tokens, node, is_turn)
+        self.version += 1
         return node.state
 
     def _take_slot(

@@ -18,6 +18,7 @@ from radixkv.wire.structured_outputs import StructuredOutputs, parse_structured_
 KindT = TypeVar("KindT")
 
 MAX_CHOICES = 64
+MAX_TOKENS = (1 << 31) - 1
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 64
 MAX_STOP_TOKEN_IDS = 64
@@ -244,7 +245,7 @@ _EXCLUDES_MINIMUM = ("top_p", "repetition_penalty")
 
 _INTEGER_RANGES = {
     "n": (1, MAX_CHOICES, False),
-    "max_tokens": (1, (1 << 31) - 1, True),
+    "max_tokens": (1, MAX_TOKENS, True),
     "min_tokens": (0, (1 << 31) - 1, False),
     "top_k": (-1, (1 << 31) - 1, False),
     "seed": (0, MAX_SEED, True),

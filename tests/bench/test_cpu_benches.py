@@ -178,3 +178,11 @@ def test_fan_outs_are_counted_for_both_kinds_of_models(tmp_path: Path) -> None:
     flags = ("--case", "burst", "--policy", "lpm", "--step-tokens", "8192")
     attention, recurrent = run("fan_out.py", tmp_path, *flags)
     assert attention["again_tokens"] == 0 < recurrent["again_tokens"] <= 63 * 64
+
+
+@pytest.mark.nightly
+def test_waiting_prompts_are_measured_for_both_kinds_of_models(tmp_path: Path) -> None:
+    flags = ("--waiting", "40", "--common-tokens", "500", "--turns", "6", "--runs", "1")
+    lines = run("waiting_prompts.py", tmp_path, *flags)
+    assert len(lines) == 8
+    assert all(line["all_ms"] > 0 and line["prompt_tokens"] > 0 for line in lines)

@@ -216,9 +216,9 @@ class ReplicasClient:
         replies = await self._ask(lambda replica: replica.match(prompts, cache_salt, tenant=tenant))
         return best_match(list(replies.values()))
 
-    async def stored(self, request: InFlightRequest) -> Stored:
+    async def stored(self, request: InFlightRequest, *, asks_store: bool) -> Stored:
         """See ``RequestSender.stored``."""
-        return await self.runtimes[self._sent[request.id].number].stored(request)
+        return await self.runtimes[self._sent[request.id].number].stored(request, asks_store=asks_store)
 
     async def outline(self, *, contents: bool) -> Outlined:
         """See ``EngineClient.outline``; the trees of all replicas that are up."""

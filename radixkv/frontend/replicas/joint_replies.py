@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -21,6 +21,9 @@ from radixkv.wire.stats import MAX_SHOWN_KINDS, PauseKindStats, PauseStats
 
 ReplyT = TypeVar("ReplyT", Flushed, Invalidated, SessionClosed)
 
+_Rule: TypeAlias = Callable[[Sequence[Any], str], Any]
+"""Returns one value of a field, from all structs that have it, and its name."""
+
 MEANS = frozenset({"load_seconds_per_token", "compute_seconds_per_token", "fetch_seconds_per_token"})
 """Fields with moving averages."""
 QUANTILES = frozenset({"median_s", "p90_s"})
@@ -32,7 +35,7 @@ _MAXIMA = frozenset({"page_bytes", "start_seconds", "is_away"})
 def added(values: Sequence[Any], name: str = "") -> Any:
     """Returns values of one type as one: numbers and the fields of structs are added, other values are equal.
 
-    Quantiles of pauses become means weighted by returns; of the kinds of pauses those with the most are left.
+    ``_MAXIMA``, ``MEANS`` and ``_RULES`` name the fields of which something else becomes one value.
 
     Args:
         values: of one type, or None, which adds nothing.
@@ -43,14 +46,12 @@ def added(values: Sequence[Any], name: str = "") -> Any:
         return None
     first = values[0]
     if isinstance(first, msgspec.Struct):
-        fields = first.__struct_fields__
-        joint = type(first)(**{field: added([getattr(one, field) for one in values], field) for field in fields})
-        if isinstance(joint, PauseKindStats):
-            means = {field: _mean_of_returns(values, field) for field in QUANTILES}
-            joint = msgspec.structs.replace(joint, **means)
-        if isinstance(joint, PauseStats):
-            joint = msgspec.structs.replace(joint, kinds=_most_seen(joint.kinds))
-        return joint
+        rules = _RULES.get(type(first), {})
+        joint: dict[str, Any] = {}
+        for field in first.__struct_fields__:
+            rule: _Rule = rules.get(field, _added_field)
+            joint[field] = rule(values, field)
+        return type(first)(**joint)
     if isinstance(first, dict):
         keys = dict.fromkeys(key for value in values for key in value)
         return {key: added([value[key] for value in values if key in value], name) for key in keys}
@@ -63,19 +64,31 @@ def added(values: Sequence[Any], name: str = "") -> Any:
     return sum(values) if isinstance(first, int | float) else first
 
 
+def _added_field(structs: Sequence[Any], field: str) -> Any:
+    return added([getattr(one, field) for one in structs], field)
+
+
 def _mean_of_returns(kinds: Sequence[PauseKindStats], field: str) -> float | None:
     """Returns the mean of a quantile, weighted by how many pauses have returned; None if none has one."""
     known = [(getattr(kind, field), kind.returns_total) for kind in kinds if getattr(kind, field) is not None]
     return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
 
 
-def _most_seen(kinds: Mapping[str, PauseKindStats]) -> dict[str, PauseKindStats]:
+def _most_seen(stats: Sequence[PauseStats], field: str) -> dict[str, PauseKindStats]:
     """Returns the kinds with the most pauses, as many as those of one replica, in their order."""
+    kinds: dict[str, PauseKindStats] = _added_field(stats, field)
 
     def n_seen(key: str) -> int:
         return kinds[key].n_open + kinds[key].returns_total + kinds[key].given_up_total
 
     return {key: kinds[key] for key in nlargest(MAX_SHOWN_KINDS, kinds, key=n_seen)}
+
+
+_RULES: Mapping[type[msgspec.Struct], Mapping[str, _Rule]] = {
+    PauseKindStats: dict.fromkeys(QUANTILES, _mean_of_returns),
+    PauseStats: {"kinds": _most_seen},
+}
+"""Fields that are not added, by the type of their struct."""
 
 
 def sum_counts(replies: Sequence[ReplyT]) -> ReplyT:

@@ -88,10 +88,13 @@ class CacheSettings(NamedTuple):
     """States of recurrent layers that the device can keep, where symbols are tokens; None: the model has none."""
 
     def limited(self, most_pages: int, n_extra_pages: int = 0) -> CacheSettings:
-        """Returns the settings with at most ``most_pages``, and with pages beside the capacity."""
-        return self._replace(
-            n_pages=most_pages if self.n_pages is None else min(most_pages, self.n_pages + n_extra_pages)
-        )
+        """Returns the settings with at most ``most_pages``, and with pages beside the capacity.
+
+        A device without a limit keeps a state after each page, if it keeps any.
+        """
+        if self.n_pages is None:
+            return self._replace(n_pages=most_pages, n_states=None if self.n_states is None else most_pages)
+        return self._replace(n_pages=min(most_pages, self.n_pages + n_extra_pages))
 
 
 class ServerTokens(NamedTuple):

@@ -40,7 +40,7 @@ BYTES_PER_VALUE = 2
 
 _FINITE = (
     *("eviction_policy", "ghost_capacity", "ends_known", "load_us_per_token", "fetch_us_per_token"),
-    *("compute_us_per_token", "output_len", "servers", "routing", "events_delay", "replicas"),
+    *("compute_us_per_token", "output_len", "num_states", "servers", "routing", "events_delay", "replicas"),
     *TIME_SETTINGS,
 )
 """Flags that need ``--capacity``."""
@@ -175,6 +175,13 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         help="maximum number of tokens in a step, with several requests in flight (default: 8192)",
     )
     cache.add_argument(
+        "--num-states",
+        type=count,
+        metavar="STATES",
+        help="simulate a model with recurrent layers whose prefix cache keeps so many states, with several "
+        "requests in flight or in virtual time, and without lower tiers (default: attention alone)",
+    )
+    cache.add_argument(
         "--output-len",
         type=count,
         metavar="TOKENS",
@@ -242,7 +249,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the table, each line as soon as its replay is done; returns the exit code."""
     parser: Parser = args.parser
     numbers = ("page_size", "kv_bytes_per_token", "concurrency", "max_num_seqs", "max_num_batched_tokens")
-    for name in (*numbers, "output_len"):
+    for name in (*numbers, "output_len", "num_states"):
         value = vars(args)[name]
         if value is not None and value < 1:
             parser.error(f"{name} {value} must be at least 1")
@@ -259,6 +266,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if is_serial and args.output_len is not None:
         parser.error("--output-len needs several requests in flight; give --concurrency, or leave it out")
+    if args.num_states is not None and is_serial:
+        parser.error("--num-states needs several requests in flight; give --concurrency, or leave it out")
     n_servers = args.replicas or args.servers
     has_servers = max(n_servers) > 1
     policies = args.eviction_policy or (DEFAULT_POLICIES if is_serial and not has_servers else ("lru",))
@@ -313,6 +322,7 @@ def run(args: argparse.Namespace) -> int:
         servers=n_servers,
         routings=routings,
         events_delay=args.events_delay or 0,
+        n_states=args.num_states,
         show_progress=True,
     )
     replays: Iterable[Result] = simulation
@@ -329,7 +339,7 @@ def run(args: argparse.Namespace) -> int:
     n_keys = sum(column.is_key for column in shown)
     table = Table([column.title for column in shown], [column.width for column in shown], n_keys=n_keys)
     how = f"; {timed_title(arrival_settings(args))}" if has_time else ""
-    print(wrapped(title(recording, args.concurrency, args.ends_known) + how))
+    print(wrapped(title(recording, args.concurrency, args.ends_known, args.num_states) + how))
     print(table.header(), flush=True)
     results: list[Result] = []
     rows: list[list[str]] = []
@@ -384,6 +394,8 @@ def _check_flags_without_capacity(parser: Parser, args: argparse.Namespace) -> N
 
 def _check_tier_flags(parser: Parser, args: argparse.Namespace, policies: Sequence[Policy]) -> None:
     """Refuses values out of range, and flags that change nothing."""
+    if args.num_states is not None and _has_tier(args, "host"):
+        parser.error("--num-states is for the device alone; leave the host tier out, or leave --num-states out")
     if not 0 <= args.ends_known <= 1:
         parser.error(f"ends_known {args.ends_known:g} must be between 0 and 1")
     if args.ghost_capacity is not None:

@@ -73,15 +73,16 @@ def capacity_columns(*, has_host: bool, has_disk: bool, has_policies: bool) -> l
     return [column for is_shown, column in known if is_shown]
 
 
-def title(recording: Recording, concurrency: int | None, ends_known: float) -> str:
+def title(recording: Recording, concurrency: int | None, ends_known: float, n_states: int | None = None) -> str:
     """Returns one or two lines that describe the recording and how it is replayed."""
     traffic = recording.traffic
     in_flight = f", {concurrency} in flight" if (concurrency or 1) > 1 else ""
     ends = f", {100 * ends_known:g}% of ends known" if ends_known else ""
+    states = f", {plural(n_states, 'state')} of recurrent layers" if n_states is not None else ""
     lines = [
         f"{recording.name}: {plural(len(traffic.n_tokens), 'request')}, "
         f"{plural(sum(traffic.n_tokens), 'prompt token')}; "
-        f"rule {traffic.rule}, pages of {plural(traffic.page_size, 'token')}{in_flight}{ends}"
+        f"rule {traffic.rule}, pages of {plural(traffic.page_size, 'token')}{in_flight}{ends}{states}"
     ]
     if recording.n_bad_lines:
         lines.append(f"{plural(recording.n_bad_lines, 'bad line')} left out")

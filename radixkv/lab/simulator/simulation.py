@@ -87,6 +87,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     load_us_per_token: float
     fetch_us_per_token: float
     compute_us_per_token: float
+    n_states: int | None
+    """States of recurrent layers that each device keeps, all with an infinite capacity; None: there are none."""
     n_evicted_pages: int
     """Pages evicted from the devices."""
     n_evicted_tokens: int
@@ -158,6 +160,9 @@ class Simulation:
     """What the router before several servers knows, one replay each. ``replicas`` has no others beside it."""
     events_delay: int = 0
     """Requests that the routing ``events`` sends on before it learns what the events of one say."""
+    n_states: int | None = None
+    """States of recurrent layers that the device of each server keeps, without lower tiers and with requests that
+    take steps; None: the model has no such layers."""
     show_progress: bool = False
     """Show the progress of each replay on standard error."""
 
@@ -173,6 +178,8 @@ class Simulation:
                 "flight; leave it out, or replay with concurrency 1"
             )
         page_size = self.recording.traffic.page_size
+        if self.n_states is not None and any(capacity.host is not None for capacity in self.capacities):
+            raise ConfigError("states are simulated on the device only; leave the host tier or the states out")
         for capacity in self.capacities:
             if capacity.disk is not None and capacity.host is None:
                 raise ConfigError(
@@ -252,7 +259,9 @@ class Simulation:
         page_size = traffic.page_size
         tiers: tuple[int | None, ...] = (None, None, None) if capacity is None else capacity
         n_pages, host_pages, disk_pages = (None if n is None else n // page_size for n in tiers)
-        settings = CacheSettings(n_pages, policy, host_pages, disk_pages, self.ghost_capacity, self.costs)
+        settings = CacheSettings(
+            n_pages, policy, host_pages, disk_pages, self.ghost_capacity, self.costs, self.n_states
+        )
         replay_result, by_server = replay(settings)
         computed = [one.n_prompt - one.n_cached for one in by_server]
         use, n_prompt = replay_result.cache_use, sum(traffic.n_tokens)
@@ -289,6 +298,7 @@ class Simulation:
             load_us_per_token=self.costs.load_us_per_token,
             fetch_us_per_token=self.costs.fetch_us_per_token,
             compute_us_per_token=self.costs.compute_us_per_token,
+            n_states=self.n_states,
             n_evicted_pages=replay_result.n_evicted_pages,
             n_evicted_tokens=n_evicted,
             most_cached_tokens=max_cached,

@@ -19,6 +19,7 @@ from radixkv.runtime.protocols import Observer, Returns, States
 from radixkv.runtime.reporting.cache_commands import match_tiers
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
+from radixkv.runtime.states.recurrent_states import RecurrentStates
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -52,6 +53,11 @@ class EngineCounts(NamedTuple):
     """Those of them that a request has used for which they were loaded."""
 
 
+def likely_states(cache: PageCache) -> States:
+    """Returns what keeps states as the server does, of prompts in which no token ends a message."""
+    return RecurrentStates.at_likely_places(cache, frozenset())
+
+
 class SteppedEngine:
     """A page pool and its scheduler. It is a ``Replica`` that ``Placement`` may choose.
 
@@ -60,7 +66,7 @@ class SteppedEngine:
         settings: of the caches.
         limits: of the scheduler.
         answers: the prompts' answers; None: each request ends with its first token.
-        make_states: makes what keeps the states of recurrent layers; None: there are no such layers.
+        make_states: makes what keeps the states of recurrent layers, if the cache has some.
         policies: of admission and of loads ahead.
         open_returns: makes what knows which conversations are expected back; None: nobody does.
         time: the virtual time that steps and copies take; None: they take none.
@@ -78,7 +84,7 @@ class SteppedEngine:
         settings: CacheSettings,
         limits: SchedulerLimits,
         answers: Answers | None,
-        make_states: Callable[[PageCache], States] | None = None,
+        make_states: Callable[[PageCache], States] = likely_states,
         *,
         policies: ServerPolicies = KNOWS_NOTHING,
         open_returns: Callable[[PageCache], Returns] | None = None,
@@ -94,7 +100,7 @@ class SteppedEngine:
             admission="reserved" if policies.admission == "reserved" else "expected",
             host_tier=self._caches.host_tier,
             loads_ahead=policies.loads_ahead,
-            states=None if make_states is None else make_states(self.cache),
+            states=None if settings.n_states is None else make_states(self.cache),
             returns=None if open_returns is None else open_returns(self.cache),
             clock=monotonic if time is None else time.clock,
         )

@@ -206,7 +206,9 @@ class Scheduler:
         request.phase = Phase.FINISHED
         self.states.left(request)
         if request.followers:
-            self.waiting.add(request.promote_follower())
+            leader = request.promote_follower()
+            self.waiting.add(leader)
+            self.states.arrived(leader)
 
     def expire(self) -> list[Update]:
         """Fails the requests that have waited longer than ``queue_timeout_s`` for their first step.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from radixkv.runtime.request import Request
 from radixkv.runtime.states.common_prefixes import CommonPrefixes
@@ -13,6 +14,15 @@ from radixkv.tree.states import NodeStates
 
 _MIN_AWAITED_BLOCKS = 2
 """A prompt waits a step for a state if that saves so many blocks or more: fewer save less than a step takes."""
+
+
+class _Awaited(NamedTuple):
+    """What a waiting request waits for."""
+
+    version: int
+    """``NodeStates.version`` when this was found."""
+    is_in_launched_step: bool
+    """Whether a step computes the state already, and not a request that is on its way to its position."""
 
 
 class KeptStates:
@@ -30,6 +40,8 @@ class KeptStates:
         self._places = places
         self._n_least = _MIN_AWAITED_BLOCKS * states.block_tokens
         self._common = CommonPrefixes(states.block_tokens, self._n_least)
+        self._awaited: dict[Request, _Awaited] = {}
+        """What requests wait for that were not to be admitted when they were asked for last."""
         self._coming: list[tuple[int, State]] = []
         """The states that rows of the next plan compute, each with the row's batch slot."""
         self._launched: dict[int, list[tuple[int, State]]] = {}
@@ -45,24 +57,43 @@ class KeptStates:
             self._common.arrived(request)
 
     def is_awaited(self, request: Request) -> bool:
-        """See ``States.is_awaited``. ``NodeStates.n_coming``, and ``CommonPrefixes.awaited_position``."""
-        if not request.reads_cache or request.recovery.bypasses_tree:
-            return False
-        if self._states.n_coming(request.namespace, request.key) >= self._n_least:
+        """See ``States.is_awaited``. ``NodeStates.n_coming``, and ``CommonPrefixes.awaited_position``; O(1) while
+        the tree's states, and what the request waits for, stay the same."""
+        self._states.take_left()
+        found = self._awaited.get(request)
+        if (
+            found is not None
+            and found.version == self._states.version
+            and (found.is_in_launched_step or self._common.is_coming(request))
+        ):
             return True
+        found = self._find_awaited(request)
+        if found is None:
+            self._awaited.pop(request, None)
+            return False
+        self._awaited[request] = found
+        return True
+
+    def left(self, request: Request) -> None:
+        """See ``States.left``. ``CommonPrefixes.left``."""
+        self._awaited.pop(request, None)
+        self._common.left(request)
+
+    def _find_awaited(self, request: Request) -> _Awaited | None:
+        """Returns what a waiting request is to wait for; None without it: then it is let through."""
+        if not request.reads_cache or request.recovery.bypasses_tree:
+            return None
+        if self._states.n_coming(request.namespace, request.key) >= self._n_least:
+            return _Awaited(self._states.version, is_in_launched_step=True)
         if request.is_canary:
-            return False  # it keeps no states, so nobody is to wait for it
+            return None  # it keeps no states, so nobody is to wait for it
         position = None if request.recovery.is_retried else self._common.awaited_position(request)
         if position is not None:
             n_found = self._states.n_found(request.namespace, request.key)
             if position - n_found >= self._n_least:
-                return True
+                return _Awaited(self._states.version, is_in_launched_step=False)
         self._common.let_through(request)
-        return False
-
-    def left(self, request: Request) -> None:
-        """See ``States.left``. ``CommonPrefixes.left``."""
-        self._common.left(request)
+        return None
 
     def freed(self, request: Request) -> None:
         """See ``States.freed``. ``CommonPrefixes.freed``."""

@@ -67,6 +67,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("best_of", {"n": 2, "best_of": 3}),
     ("best_of", {"best_of": 0}),
     ("max_tokens", {"max_tokens": -1}),
+    ("max_tokens", {"max_tokens": -(1 << 31)}),
     ("max_tokens", {"max_tokens": 1 << 31}),
     ("min_tokens", {"min_tokens": -1}),
     ("min_tokens", {"min_tokens": 5, "max_tokens": 4}),
@@ -162,3 +163,13 @@ def test_top_logprobs_of_chat(site: Site, value: Any, is_right: bool) -> None:
     reply = post(site, "/v1/chat/completions", logprobs=True, top_logprobs=value)
     assert reply.status_code == (200 if is_right else 400)
     assert is_right or reply.json()["error"]["param"] == "top_logprobs"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
+@pytest.mark.parametrize("value", [-1, 1 << 31])
+def test_the_refusal_of_max_tokens_says_that_0_is_allowed(site: Site, path: str, value: int) -> None:
+    of_generate = {"text": "x", "sampling_params": {"max_new_tokens": value}}
+    reply = site.http.post(path, json=of_generate) if path == "/generate" else post(site, path, max_tokens=value)
+    name = "max_new_tokens" if path == "/generate" else "max_tokens"
+    assert reply.status_code == 400
+    assert f"{name} is {value}; it must be between 0, which only computes the prompt, and 2147483647" in reply.text

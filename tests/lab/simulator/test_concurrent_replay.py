@@ -21,6 +21,8 @@ from radixkv.lab.simulator.traffic import TokenTraffic
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import pack_tokens, unpack_tokens
 from support.cases import rest_nightly
+from support.checkpoints import save_checkpoint
+from support.device_support import HYBRIDS
 from support.json_lines import write_lines
 
 PAGE_SIZE = 16
@@ -73,6 +75,42 @@ def test_with_all_requests_in_flight_cached_tokens_equal_those_of_the_engine(n_p
     assert concurrent.n_cached_tokens == reported
     one_at_a_time = Replay(token_traffic, CacheSettings(n_pages)).run()
     assert (sum(concurrent.n_cached_tokens) > sum(one_at_a_time.n_cached_tokens)) == (n_pages < 400)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hybrid")
+    save_checkpoint(folder, **{**HYBRIDS["qwen3.5"], "eos_token_id": 2})
+    return folder
+
+
+def fan_outs(random, n_groups, n_children):
+    """Returns the prompts of parents' children, which begin with what their parent has, in a random order."""
+    prompts = []
+    for _ in range(n_groups):
+        prefix = [random.randrange(3, 200) for _ in range(random.randrange(200, 700))]
+        tails = ([random.randrange(3, 200) for _ in range(random.randrange(1, 200))] for _ in range(n_children))
+        prompts += [prefix + tail for tail in tails]
+    random.shuffle(prompts)
+    return prompts
+
+
+@pytest.mark.parametrize("seed", rest_nightly([1, 2, 3], kept=(0,)))
+def test_fan_outs_of_a_model_with_states_find_what_they_find_in_the_engine(hybrid, seed):
+    """All prompts come at once. Each prefix is computed once, up to a block where the children leave each other."""
+    prompts = fan_outs(Random(seed), n_groups=3, n_children=6)
+    sizes = {"max_total_tokens": 2000 * PAGE_SIZE, "max_num_batched_tokens": 512, "max_num_seqs": len(prompts)}
+    llm = LLM(str(hybrid), device="cpu", page_size=PAGE_SIZE, **sizes, **OVERLAPPING)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], ONE_TOKEN, use_tqdm=False)
+    reported = [output.num_cached_tokens for output in outputs]
+    n_states = llm.get_metrics().states.n_slots
+    traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
+    replay = ConcurrentReplay(traffic, CacheSettings(2000, n_states=n_states), len(prompts), 512).run()
+    assert replay.n_cached_tokens == reported
+    distinct = {tuple(prompt[:end]) for prompt in prompts for end in range(1, len(prompt) + 1)}
+    n_computed = sum(map(len, prompts)) - sum(reported)
+    assert n_computed <= len(distinct) + 64 * len(prompts)
+    assert sum(reported) > 3 * 5 * 100
 
 
 @pytest.mark.parametrize(("n_pages", "n_sets"), rest_nightly([(40, 4), (90, 1), (600, 1)], kept=(1,)))

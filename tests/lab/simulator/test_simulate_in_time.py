@@ -128,6 +128,8 @@ def test_messages_tell_which_tools_an_answer_calls(tmp_path, simulated):
         (["--speed", "2", "--policy", "oracle"], "--policy oracle is not for replays in virtual time"),
         (["--load-ahead", "--ends-known", "1"], "--ends-known is not for"),
         (["--load-ahead"], "--load-ahead needs a host tier"),
+        (["--num-states", "4"], "--num-states needs several requests in flight; give --concurrency"),
+        (["--num-states", "0", "--speed", "2"], "num_states 0 must be at least 1"),
         (["--speed", "2", "--load-us-per-token", "2"], "--load-us-per-token needs a host tier"),
         (["--step-ms", "5"], "--step-ms is for replays in virtual time"),
         (["--speed", "2", "--request-rate", "1"], "--request-rate replaces; leave one out"),

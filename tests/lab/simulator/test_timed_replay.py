@@ -252,3 +252,20 @@ def test_synthetic_pauses_are_those_of_tools_and_users_and_equal_each_time():
         assert following == index + 1
         assert later == pytest.approx(5 * at)
     assert once.after(2, 0.0) == []
+
+
+@pytest.mark.parametrize("n_states", [None, 64])
+def test_children_of_an_agent_that_come_at_once_compute_what_they_begin_with_once(n_states):
+    """Those that wait for it come to their first tokens no later than the steps of all that is new take."""
+    random = Random(3)
+    prefix = tokens(random, 64 * 40)
+    prompts = [prefix + tokens(random, 30) for _ in range(16)]
+    traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
+    turns = find_turns(traffic, [1] * 16)
+    answers = RecordedAnswers(traffic, [1] * 16, are_limited=True)
+    timed = TimedTraffic(traffic, answers, turns, [()] * 16, RecordedArrivals(turns, [0.0] * 16, 1.0))
+    server = SERVER._replace(max_num_batched_tokens=512)
+    result = TimedReplay(timed, CacheSettings(4000, n_states=n_states), KNOWS_NOTHING, server).run()
+    assert sum(result.replay.n_cached_tokens) == 15 * len(prefix)
+    n_new = len(prefix) + 16 * 30
+    assert max(one.ttft_s for one in result.seen) < 0.01 * (n_new // 512 + 3) + 0.0001 * n_new + 16 * 0.001

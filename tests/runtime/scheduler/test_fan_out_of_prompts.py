@@ -234,3 +234,58 @@ def test_no_request_is_lost_or_starves_whatever_comes_and_goes(
         assert request.n_outputs == 1 or one.aborted_at is not None
     if model == "attention":
         assert engine.n_computed <= n_distinct([one.prompt for one in arrivals]) + PAGE * len(arrivals)
+
+
+def test_who_waits_is_not_looked_up_in_the_tree_again_while_nothing_changes() -> None:
+    """A long prompt takes 31 steps to the place where 60 others leave it. They could overtake it all that time."""
+    engine = FanOut("recurrent", budget=64)
+    states = engine.cache.recurrent_states
+    assert states is not None
+    n_look_ups = 0
+    n_found = states.n_found
+
+    def counted(namespace: Namespace, tokens: bytes) -> int:
+        nonlocal n_look_ups
+        n_look_ups += 1
+        return n_found(namespace, tokens)
+
+    states.n_found = counted  # type: ignore[method-assign]
+    longest = text(2000, 1) + text(6000, 77)
+    others = [child(number, 5, n_stem=2000) for number in range(60)]
+    engine.run_arrivals([Arrival(prompt) for prompt in (longest, *others)])
+    assert 60 <= n_look_ups <= 4 * 60
+
+
+@pytest.mark.parametrize("model", ["recurrent", "windows"])
+def test_a_prompt_that_goes_back_from_loading_to_the_queue_still_shows_its_prefix(model: str) -> None:
+    """A step that computes another prompt has room for two tokens, so that the loaded one gets no row in it."""
+    engine = FanOut(model, budget=32, n_slots=400, finishes_copies=False)
+    engine.add([*text(152, 1)[:64], 5, 6], 1)
+    engine.run_arrivals([])
+    engine.store_all()
+    engine.cache.invalidate(Namespace(), b"")
+    n_before = engine.n_computed
+    loaded, other, longer = child(0, 5, n_stem=152), text(62, 2), text(152, 1) + text(400, 77)
+    first = engine.add(loaded, 1)
+    assert engine.launch() is None
+    engine.add(other, 1)
+    engine.step()
+    assert first.phase is Phase.LOADING
+    engine.finish_copies()
+    engine.add(longer, 1, priority=-1)
+    engine.step()
+    assert first.phase is Phase.WAITING
+    engine.run_arrivals([])
+    assert first.n_outputs == 1
+    n_new = n_distinct([loaded, other, longer]) - 64
+    assert engine.n_computed - n_before <= n_new + BLOCK
+
+
+def test_a_choice_that_leads_because_the_first_was_aborted_shows_its_prefix() -> None:
+    engine = FanOut("recurrent", budget=32)
+    prompts = [child(0, 5, n_stem=152), text(152, 1) + text(400, 77)]
+    first = engine.add(prompts[0], 1, n=2)
+    engine.abort(first)
+    engine.add(prompts[1], 1, priority=-1)
+    engine.run_arrivals([])
+    assert engine.n_computed <= n_distinct(prompts) + BLOCK

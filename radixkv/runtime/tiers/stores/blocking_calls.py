@@ -6,28 +6,59 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+_IDLE_S = 1.0
+"""After so long without a call a thread ends."""
 
 _T = TypeVar("_T")
 
 
-async def in_thread(call: Callable[[], _T], name: str) -> _T:
-    """Awaits a blocking call in a thread of its own, which nobody waits for if this is cancelled.
+class _Call(NamedTuple):
+    """A call that waits for a thread, and what gets its result."""
 
-    Threads of a pool would keep the process from ending while a call hangs.
+    function: Callable[[], Any]
+    future: Future[Any]
+
+
+class CallThreads:
+    """Daemon threads for calls that block. Each call has a thread at once, an idle one if there is one.
+
+    Threads of an executor would keep the process from ending while a call hangs. A new thread for each call would
+    take longer than most calls: whoever starts it waits until it runs.
 
     Args:
-        call: what blocks.
-        name: the thread's.
+        name: the threads'.
     """
-    future: Future[_T] = Future()
-    future.set_running_or_notify_cancel()  # so that it cannot be cancelled
 
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except Exception as error:
-            future.set_exception(error)
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[_Call] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        """Counts the idle threads for which no call is on its way."""
 
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return await asyncio.wrap_future(future)
+    async def run(self, function: Callable[[], _T]) -> _T:
+        """Awaits a blocking call. Nobody waits for it any more if this is cancelled."""
+        future: Future[_T] = Future()
+        future.set_running_or_notify_cancel()  # so that it cannot be cancelled
+        self._calls.put(_Call(function, future))
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._run_calls, name=self._name, daemon=True).start()
+        return await asyncio.wrap_future(future)
+
+    def _run_calls(self) -> None:
+        """Runs calls until there is none for a while."""
+        while True:
+            try:
+                call = self._calls.get(timeout=_IDLE_S)
+            except Empty:
+                if self._idle.acquire(blocking=False):
+                    return
+                continue  # a call is on its way
+            try:
+                call.future.set_result(call.function())
+            except Exception as error:
+                call.future.set_exception(error)
+            del call  # an idle thread keeps neither the function nor its result
+            self._idle.release()

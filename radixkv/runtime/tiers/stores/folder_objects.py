@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from radixkv.errors import ConfigError, shortened
-from radixkv.runtime.tiers.stores.blocking_calls import in_thread
+from radixkv.runtime.tiers.stores.blocking_calls import CallThreads
 from radixkv.runtime.tiers.stores.object_store import ObjectStoreError
 
 _N_PARALLEL = 8
@@ -47,6 +47,7 @@ class FolderObjects:
 
     def __init__(self, url: str) -> None:
         self._folder = Path(unquote(urlsplit(url).path))
+        self._threads = CallThreads("folder-call")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._check_folder(url)
@@ -60,23 +61,30 @@ class FolderObjects:
 
     async def have(self, names: Sequence[str]) -> list[bool]:
         """See ``ObjectStore``."""
-        return await _in_thread(lambda: [self._find(self._path(name)) for name in names])
+        return await self._call(lambda: [self._find(self._path(name)) for name in names])
 
     async def get(self, name: str) -> memoryview | None:
         """See ``ObjectStore``."""
-        return await _in_thread(partial(self._get, name))
+        return await self._call(partial(self._get, name))
 
     async def put(self, name: str, value: memoryview) -> bool:
         """See ``ObjectStore``."""
-        return await _in_thread(partial(self._put, name, value))
+        return await self._call(partial(self._put, name, value))
 
     async def delete(self, name: str) -> bool:
         """See ``ObjectStore``."""
-        await _in_thread(lambda: self._path(name).unlink(missing_ok=True))
+        await self._call(lambda: self._path(name).unlink(missing_ok=True))
         return True
 
     def close(self) -> None:
         """See ``ObjectStore``."""
+
+    async def _call(self, function: Callable[[], _T]) -> _T:
+        """Awaits a call of the file system, which blocks while a disk or a file server hangs."""
+        try:
+            return await self._threads.run(function)
+        except OSError as error:
+            raise ObjectStoreError(error.strerror or str(error)) from error
 
     def _path(self, name: str) -> Path:
         return self._folder / name[:2] / name
@@ -160,11 +168,3 @@ class FolderObjects:
                 f"the folder of the shared cache {shortened(url)} is that of a disk tier (--cache-dir), which "
                 "belongs to one server; give another folder"
             )
-
-
-async def _in_thread(call: Callable[[], _T]) -> _T:
-    """Awaits a call of the file system, which blocks while a disk or a file server hangs."""
-    try:
-        return await in_thread(call, "folder-call")
-    except OSError as error:
-        raise ObjectStoreError(error.strerror or str(error)) from error

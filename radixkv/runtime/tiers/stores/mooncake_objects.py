@@ -7,13 +7,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from radixkv.errors import ConfigError, shortened
 from radixkv.processes import parent_death
-from radixkv.runtime.tiers.stores.blocking_calls import in_thread
+from radixkv.runtime.tiers.stores.blocking_calls import CallThreads
 from radixkv.runtime.tiers.stores.object_store import ObjectStoreError
 
 _N_PARALLEL = 8
@@ -48,17 +48,21 @@ class MooncakeObjects:
     def __init__(self, store: Any, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
+        self._threads = CallThreads("mooncake-call")
+        """A call blocks for up to 30 s while the master hangs."""
 
     async def have(self, names: Sequence[str]) -> list[bool]:
         """See ``ObjectStore``."""
-        answers = await _in_thread(lambda: self._store.batch_is_exist([self._prefix + name for name in names]))
+        answers = await self._threads.run(
+            lambda: self._store.batch_is_exist([self._prefix + name for name in names])
+        )
         if any(answer < 0 for answer in answers):
             raise ObjectStoreError(f"Mooncake's code is {min(answers)}")
         return [bool(answer) for answer in answers]
 
     async def get(self, name: str) -> memoryview | None:
         """See ``ObjectStore``."""
-        value = await _in_thread(lambda: self._store.get_buffer(self._prefix + name))
+        value = await self._threads.run(lambda: self._store.get_buffer(self._prefix + name))
         if value is not None:
             return memoryview(value).cast("B")
         await self.have([name])  # raises if the master does not answer
@@ -66,14 +70,14 @@ class MooncakeObjects:
 
     async def put(self, name: str, value: memoryview) -> bool:
         """See ``ObjectStore``."""
-        code = await _in_thread(lambda: self._store.put(self._prefix + name, value))
+        code = await self._threads.run(lambda: self._store.put(self._prefix + name, value))
         if code not in (0, _IS_FULL):
             raise ObjectStoreError(f"Mooncake's code is {code}")
         return not code
 
     async def delete(self, name: str) -> bool:
         """See ``ObjectStore``. Also if the object was read just now, which Mooncake would protect for a while."""
-        code = await _in_thread(lambda: self._store.remove(self._prefix + name, True))
+        code = await self._threads.run(lambda: self._store.remove(self._prefix + name, True))
         if code not in (0, _IS_ABSENT, *_ARE_BUSY):
             raise ObjectStoreError(f"Mooncake's code is {code}")
         return code not in _ARE_BUSY
@@ -171,8 +175,3 @@ def _set_up(own_address: str, master: str, n_buffer_bytes: int) -> Any:
 
 def _unusable(url: str, reason: str) -> ConfigError:
     return ConfigError(f"the shared cache {shortened(url)} cannot be used: {reason}")
-
-
-async def _in_thread(call: Callable[[], _T]) -> _T:
-    """Awaits a call of Mooncake, which blocks for up to 30 s while the master hangs."""
-    return await in_thread(call, "mooncake-call")
