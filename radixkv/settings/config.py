@@ -450,9 +450,7 @@ class AdapterConfig:
         aliases="max_loras_per_batch",
     )
     """All adapters of an engine can be in one step."""
-    max_lora_rank: int = setting(
-        16, "maximum rank of an adapter (default: %(default)s)", COUNT, "RANK"
-    )
+    max_lora_rank: int = setting(16, "maximum rank of an adapter (default: %(default)s)", COUNT, "RANK")
     max_cpu_loras: int | None = setting(
         None,
         "maximum number of adapters in host memory (default: as many as there are)",
@@ -471,7 +469,9 @@ class AdapterConfig:
                 "lora_modules (--lora-modules NAME=FOLDER)"
             )
         if self.enable_lora is False and n_adapters:
-            raise ConfigError(f"enable_lora False turns off the {n_adapters} adapters of lora_modules; give one of both")
+            raise ConfigError(
+                f"enable_lora False turns off the {n_adapters} adapters of lora_modules; give one of both"
+            )
         for name in ("max_loras", "max_cpu_loras"):
             limit = vars(self)[name]
             if limit is not None and limit < n_adapters:

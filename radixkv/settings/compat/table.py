@@ -191,7 +191,7 @@ REFUSED = (
         {Place.ROUTE: "/v1/load_lora_adapter /v1/unload_lora_adapter", Place.FLAG: "lora_dir"},
         "start the server with --lora-modules NAME=FOLDER",
     ),
-    Refused("the name of an adapter is a model", {BODIES: "lora_path"}, "use model, as /v1/models lists it"),
+    Refused("the name of an adapter is a model", {OPENAI: "lora_path"}, "use model, as /v1/models lists it"),
     Refused(
         "this command answers with the model alone",
         {

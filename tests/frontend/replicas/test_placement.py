@@ -33,7 +33,7 @@ class FakeReplica:
     error: RequestError | None = None
     asked: list[Sequence[bytes]] = field(default_factory=list)
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
+    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
         self.asked.append(prompts)
         await asyncio.sleep(self.silence_s)
         if self.may_answer is not None:

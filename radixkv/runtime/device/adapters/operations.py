@@ -8,36 +8,23 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from radixkv.checkpoints.adapters import AdapterFolder
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.adapters.adapter import Adapter
 from radixkv.runtime.device.adapters.layers import LoraLinear, LoraMlp, LoraPair
 from radixkv.runtime.device.adapters.rows import StepRows
-from radixkv.runtime.device.kv_dtype import LayerScales
-from radixkv.runtime.device.model_config.experts import ExpertConfig
-from radixkv.runtime.device.model_config.heads import LayerHeads
-from radixkv.runtime.device.model_config.rope import Rope
-from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.base import (
-    ExpertsBeside,
-    LayerInput,
     Linear,
     Mlp,
     Norm,
     NormReader,
     Operations,
-    RecurrentLayer,
-    RotateAndStore,
-    RoutedExperts,
 )
+from radixkv.runtime.device.weights.adapter_matrices import adapter_pair
 from radixkv.runtime.device.weights.layer_weights import (
-    ExpertsBesideWeights,
-    ExpertsWeights,
-    LayerInputWeights,
     LinearWeights,
     MlpWeights,
     NormWeights,
     Part,
-    RecurrentWeights,
 )
 
 
@@ -60,20 +47,17 @@ class LoraOperations:
     """``Operations`` of a device, with the LoRA of adapters beside attention's projections and dense MLPs.
 
     Products that no adapter changes are the device's own. The head, experts and recurrent layers are, too:
-    ``check_adapter`` refuses adapters that change them.
+    ``targets.fitted`` refuses adapters that change them.
 
     Args:
         operations: of the device.
         adapters: the adapters, each once.
         dtype: in which A and B are kept: that of activations.
         step: the rows of the step that is computed.
-
-    Raises:
-        CheckpointError: an adapter cannot be read.
     """
 
     def __init__(
-        self, operations: ActivatedOperations, adapters: Sequence[Adapter], dtype: torch.dtype, step: StepRows
+        self, operations: ActivatedOperations, adapters: Sequence[AdapterFolder], dtype: torch.dtype, step: StepRows
     ) -> None:
         self._operations = operations
         self._adapters = adapters
@@ -134,10 +118,12 @@ class LoraOperations:
             first += part.n_out
         return pairs
 
-    def _pair(self, adapter: Adapter, part: Part, columns: slice) -> LoraPair:
-        a, b = (one.to(self._dtype) for one in adapter.read(part.name))
+    def _pair(self, adapter: AdapterFolder, part: Part, columns: slice) -> LoraPair:
+        a, b = (one.to(self._dtype) for one in adapter_pair(adapter, part.name))
         if part.rows is not None:
             b = b[part.rows]
         self._unused.discard((adapter.digest, part.name))
         product = self._operations.linear
-        return LoraPair(columns, product(LinearWeights(a)), product(LinearWeights(b)), adapter.modules[part.name].scale)
+        return LoraPair(
+            columns, product(LinearWeights(a)), product(LinearWeights(b)), adapter.modules[part.name].scale
+        )

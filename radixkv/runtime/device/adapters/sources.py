@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from radixkv.checkpoints.adapters import AdapterFolder
-from radixkv.errors import CheckpointError, ConfigError
-from radixkv.runtime.device.adapters.targets import check_adapter
+from radixkv.errors import CheckpointError, ConfigError, shortened
+from radixkv.runtime.device.adapters.targets import fitted
 from radixkv.runtime.device.device_settings import AdapterSource
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.settings.config import AdapterConfig, Device, Task
@@ -41,15 +41,18 @@ def find_adapters(
         raise ConfigError(f"lora_modules: adapters only generate in this release; leave task {task} out")
     sources: list[AdapterSource] = []
     for module in config.lora_modules:
-        folder = _open(module.name, module.path, config.max_lora_rank)
-        check_adapter(folder, module.name, model)
+        folder = _open(module.name, module.path, config.max_lora_rank, model)
         n_values = sum(shape.rank * (shape.n_in + shape.n_out) for shape in folder.modules.values())
         sources.append(AdapterSource(module.name, module.path, folder.digest, config.max_lora_rank, n_values))
     return tuple(sources)
 
 
-def open_adapters(sources: Sequence[AdapterSource]) -> list[AdapterFolder]:
+def open_adapters(sources: Sequence[AdapterSource], model: DecoderConfig) -> list[AdapterFolder]:
     """Opens adapters that were found before; of several with the same contents one.
+
+    Args:
+        sources: as ``find_adapters`` returned them.
+        model: the base model.
 
     Raises:
         CheckpointError: one cannot be read, or has changed.
@@ -57,7 +60,7 @@ def open_adapters(sources: Sequence[AdapterSource]) -> list[AdapterFolder]:
     folders: dict[str, AdapterFolder] = {}
     for source in sources:
         if source.digest not in folders:
-            folder = _open(source.name, source.path, source.max_rank)
+            folder = _open(source.name, source.path, source.max_rank, model)
             if folder.digest != source.digest:
                 raise CheckpointError(
                     f"adapter {source.name!r}: the files in {source.path} have changed while the engine started; "
@@ -67,14 +70,14 @@ def open_adapters(sources: Sequence[AdapterSource]) -> list[AdapterFolder]:
     return list(folders.values())
 
 
-def _open(name: str, path: str, max_rank: int) -> AdapterFolder:
+def _open(name: str, path: str, max_rank: int, model: DecoderConfig) -> AdapterFolder:
     try:
         folder = AdapterFolder.open(Path(path).expanduser(), max_rank=max_rank)
+        if folder.invocation_tokens is not None:
+            raise CheckpointError(
+                f"{path} has an activated LoRA (alora_invocation_tokens), which this release does not serve; use a "
+                "LoRA without invocation tokens"
+            )
+        return fitted(folder, model)
     except CheckpointError as error:
-        raise CheckpointError(f"adapter {name!r}: {error}") from None
-    if folder.invocation_tokens is not None:
-        raise CheckpointError(
-            f"adapter {name!r} in {path} is an activated LoRA (alora_invocation_tokens), which this release does "
-            "not serve; use a LoRA without invocation tokens"
-        )
-    return folder
+        raise CheckpointError(f"adapter {shortened(name)}: {error}") from None

@@ -2,76 +2,70 @@
 
 from __future__ import annotations
 
+import re
+
+from radixkv.checkpoints.adapters import AdapterFolder
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.adapters.adapter import Adapter
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.weights.shapes import TensorShapes, stored_projections, tensor_shapes
+from radixkv.runtime.device.weights.shapes import layer_shapes, stored_projections
 
 _USE = "use an adapter of attention's projections and dense MLPs alone"
+_IN_LAYER = re.compile(r"(?:^|\.)layers\.(?P<module>[0-9]+\..+)")
+"""A module of a layer, whatever the model's own name is."""
 
 
-def check_adapter(adapter: Adapter, name: str, config: DecoderConfig) -> None:
-    """Checks that an adapter changes only what adapters may change, in a base model of its sizes.
+def fitted(adapter: AdapterFolder, config: DecoderConfig) -> AdapterFolder:
+    """Returns an adapter with the names that a base model has for its modules.
 
     Args:
-        adapter: the adapter.
-        name: under which users know it.
+        adapter: as it was opened.
         config: of the base model.
 
     Raises:
-        CheckpointError: it changes another module, or a module has another shape in the base model.
+        CheckpointError: it changes a module that has no adapters, or does not fit the model.
     """
-    shapes, targets = tensor_shapes(config), _targets(config)
-    for module, shape in adapter.modules.items():
-        if module not in targets:
-            raise CheckpointError(f"adapter {name!r} changes {module}: {_why_not(module, config, shapes)}")
-        n_out, n_in = shapes[f"{module}.weight"]
-        if (shape.n_out, shape.n_in) != (n_out, n_in):
+    shapes = target_shapes(config)
+    for module in adapter.modules:
+        match = _IN_LAYER.search(module)
+        name = module if match is None else f"{config.names.layers}{match['module']}"
+        if name not in shapes and (part := _part_without_adapters(name, config)) is not None:
             raise CheckpointError(
-                f"adapter {name!r} has {shape.n_in} inputs and {shape.n_out} outputs of {module}, and the model has "
-                f"{n_in} and {n_out}: it is an adapter of another model; serve it with its own base model"
+                f"the adapter in {adapter.path} changes {module}, and {part} have no adapters in this release; "
+                f"{_USE}"
             )
+    return adapter.for_base(config.names.layers, shapes)
 
 
-def _targets(config: DecoderConfig) -> set[str]:
-    """Returns the names of the modules that adapters may change."""
-    names, modules = config.names, set[str]()
+def target_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the modules that adapters may change, by name, each with its numbers of outputs and inputs."""
+    names, targets = config.names, dict[str, tuple[int, ...]]()
     for layer in range(config.n_layers):
-        found: list[str] = []
+        modules: list[str] = []
         if layer in config.attention_layers:
-            found += [names.query, *stored_projections(config, layer), names.output]
+            modules += [names.query, *stored_projections(config, layer), names.output]
         if config.has_plain_mlp(layer):
-            found += [*([names.gate] if config.has_gate else []), names.up, names.down]
-        modules.update(name.format(layer=layer) for name in found)
-    return modules
+            modules += [*([names.gate] if config.has_gate else []), names.up, names.down]
+        shapes = layer_shapes(config, layer)
+        for module in (one.format(layer=layer) for one in modules):
+            targets[module] = shapes[f"{module}.weight"]
+    return targets
 
 
-def _why_not(module: str, config: DecoderConfig, shapes: TensorShapes) -> str:
-    names = config.names
-    if f"{module}.weight" not in shapes and not _is_of_experts(module, config):
-        return (
-            "the model has no such module, so this is an adapter of another model; serve it with its own base model"
-        )
-    if module in (names.embedding, names.head):
-        return f"the embedding and the output head have no adapters in this release; {_USE}"
-    if _is_of_experts(module, config):
-        return f"experts and their routers have no adapters in this release; {_USE}"
-    if config.recurrent is not None and any(
-        module.startswith(names.recurrent.format(layer=layer)) for layer in config.recurrent.layers
-    ):
-        return f"recurrent layers have no adapters in this release; {_USE}"
-    return f"this module has no adapters in this release; {_USE}"
-
-
-def _is_of_experts(module: str, config: DecoderConfig) -> bool:
-    """Returns whether a module is a router, an expert, or all experts."""
-    if config.experts is None:
-        return False
-    names = config.names
+def _part_without_adapters(module: str, config: DecoderConfig) -> str | None:
+    """Returns what a module is of that adapters may not change; None if the model has no such part."""
+    names, recurrent = config.names, config.recurrent
+    if module.endswith(("embed_tokens", "wte")) or module in (names.embedding, names.head):
+        return "the embedding and the output head"
     experts = names.expert_up.partition("{expert}")[0]
-    parts = names.router, names.shared_gate, names.shared_up, names.shared_down, names.shared_weight, experts
-    return any(
-        module == (own := part.format(layer=layer).rstrip(".")) or module.startswith(f"{own}.")
-        for part in parts
-        for layer in range(config.n_layers)
-    )
+    parts = experts, names.router, names.shared_gate, names.shared_up, names.shared_down, names.shared_weight
+    if config.experts is not None and _is_within(module, parts, range(config.n_layers)):
+        return "experts and their routers"
+    if recurrent is not None and _is_within(module, (names.recurrent,), recurrent.layers):
+        return "recurrent layers"
+    return None
+
+
+def _is_within(module: str, parts: tuple[str, ...], layers: range | frozenset[int]) -> bool:
+    """Returns whether a module is one of these parts of one of these layers, or within one."""
+    owners = (part.format(layer=layer).rstrip(".") for part in parts for layer in layers)
+    return any(module == owner or module.startswith(f"{owner}.") for owner in owners)

@@ -116,7 +116,7 @@ class CpuExecutor:
             if settings.adapters:
                 self._adapter_rows = StepRows()
                 operations = with_adapters = LoraOperations(
-                    cpu_operations, open_adapters(settings.adapters), weights.dtype, self._adapter_rows
+                    cpu_operations, open_adapters(settings.adapters, config), weights.dtype, self._adapter_rows
                 )
             if collectives is not None:
                 sum_parts = collectives.sum
