@@ -128,6 +128,11 @@ class ServedModel(GenerationModel):
             if not self.adapter
         }
 
+    @property
+    def adapter_names(self) -> dict[str, str]:
+        """Names of the adapters by their digests; of several names the first."""
+        return {adapter.digest: adapter.name for adapter in reversed(self.ready.adapters)}
+
     def named(self, name: str | None, field: str = "model") -> ServedModel:
         """Returns the model of a name that a request gives: this one also for None, or with one of its adapters.
 

@@ -59,14 +59,14 @@ class Adapters:
         if adapter is None:
             loaded = ", ".join(map(shortened, self._adapters)) or "none"
             raise InvalidRequest(
-                f"lora_request asks for {shortened(request.lora_name)}, which is not loaded; give it in lora_modules "
-                f"of LLM (loaded: {loaded})",
+                f"lora_request asks for {shortened(request.lora_name)}, which is not loaded; give it in "
+                f"lora_modules of LLM (loaded: {loaded})",
                 param="lora_request",
             )
         if request.lora_path and Path(request.lora_path) != Path(adapter.path):
             raise InvalidRequest(
                 f"lora_request asks for {shortened(request.lora_name)} in {shortened(request.lora_path)}, and "
-                f"lora_modules of LLM has it from {shortened(adapter.path)}; give the same folder, or none",
+                f"LLM has it from {shortened(adapter.path)}; give that folder, or none",
                 param="lora_request",
             )
         return adapter.digest
