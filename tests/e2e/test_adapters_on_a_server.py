@@ -84,7 +84,7 @@ def test_each_api_takes_an_adapter(server: LiveServer) -> None:
         ]
         assert explained[0]["cached_tokens"] > 32, text
         assert (explained[1]["cached_tokens"], explained[1]["reason"]) == (0, "other_namespace")
-        assert "with another adapter" in explained[1]["explanation"]
+        assert "with another adapter" in explained[1]["text"]
     generated = server.http.post("/generate", json={"text": PROMPT, "lora_path": "sql"})
     assert generated.status_code == 200, generated.text
     sampling = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,17 @@ def save_adapter(
     folder: Path, model: PreTrainedModel, modules: Iterable[str], *, seed: int, rank: int = 4, **changes: Any
 ) -> Path:
     """Saves a random adapter of some modules of a model; ``changes`` go into its configuration."""
+    shapes = {name: tuple(model.get_submodule(name).weight.shape) for name in modules}  # type: ignore[union-attr]
+    return write_adapter(folder, shapes, seed=seed, rank=rank, **changes)
+
+
+def write_adapter(
+    folder: Path, shapes: Mapping[str, tuple[int, int]], *, seed: int, rank: int = 4, **changes: Any
+) -> Path:
+    """Saves a random adapter of modules with these numbers of outputs and inputs; see ``save_adapter``."""
     folder.mkdir(parents=True, exist_ok=True)
     generator, tensors = torch.Generator().manual_seed(seed), dict[str, Tensor]()
-    names = sorted(modules)
-    for name in names:
-        n_out, n_in = model.get_submodule(name).weight.shape  # type: ignore[misc]
+    for name, (n_out, n_in) in sorted(shapes.items()):
         tensors[f"{_PREFIX}{name}.lora_A.weight"] = torch.randn(rank, n_in, generator=generator) * n_in**-0.5
         tensors[f"{_PREFIX}{name}.lora_B.weight"] = torch.randn(n_out, rank, generator=generator) * 0.3
     config = {
@@ -45,7 +51,7 @@ def save_adapter(
         "task_type": "CAUSAL_LM",
         "r": rank,
         "lora_alpha": 2 * rank,
-        "target_modules": names,
+        "target_modules": sorted(shapes),
         "bias": "none",
         **changes,
     }

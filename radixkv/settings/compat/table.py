@@ -188,7 +188,7 @@ REFUSED = (
     ),
     Refused(
         "adapters are named at the start in this release",
-        {Place.ROUTE: "/v1/load_lora_adapter /v1/unload_lora_adapter", Place.FLAG: "lora_dir"},
+        {Place.ROUTE: "/v1/load_lora_adapter /v1/unload_lora_adapter"},
         "start the server with --lora-modules NAME=FOLDER",
     ),
     Refused("the name of an adapter is a model", {OPENAI: "lora_path"}, "use model, as /v1/models lists it"),

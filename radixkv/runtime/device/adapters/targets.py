@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from radixkv.checkpoints.adapters import AdapterFolder
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_config.families import WeightNames
 from radixkv.runtime.device.weights.shapes import layer_shapes, stored_projections
 
 _USE = "use an adapter of attention's projections and dense MLPs alone"
@@ -56,8 +58,7 @@ def _part_without_adapters(module: str, config: DecoderConfig) -> str | None:
     names, recurrent = config.names, config.recurrent
     if module.endswith(("embed_tokens", "wte")) or module in (names.embedding, names.head):
         return "the embedding and the output head"
-    experts = names.expert_up.partition("{expert}")[0]
-    parts = experts, names.router, names.shared_gate, names.shared_up, names.shared_down, names.shared_weight
+    parts = [part for each in (names, WeightNames()) for part in _expert_parts(each, names.layers)]
     if config.experts is not None and _is_within(module, parts, range(config.n_layers)):
         return "experts and their routers"
     if recurrent is not None and _is_within(module, (names.recurrent,), recurrent.layers):
@@ -65,7 +66,19 @@ def _part_without_adapters(module: str, config: DecoderConfig) -> str | None:
     return None
 
 
-def _is_within(module: str, parts: tuple[str, ...], layers: range | frozenset[int]) -> bool:
+def _expert_parts(names: WeightNames, layers: str) -> list[str]:
+    """Returns names of experts and routers: checkpoints may have others than Transformers has for its modules.
+
+    Args:
+        names: of an architecture.
+        layers: beginning of the names of all layers' tensors.
+    """
+    experts = names.expert_up.partition("{expert}")[0]
+    parts = experts, names.router, names.shared_gate, names.shared_up, names.shared_down, names.shared_weight
+    return [f"{layers}{{layer}}.{part.partition('{layer}.')[2]}" for part in parts]
+
+
+def _is_within(module: str, parts: Sequence[str], layers: range | frozenset[int]) -> bool:
     """Returns whether a module is one of these parts of one of these layers, or within one."""
     owners = (part.format(layer=layer).rstrip(".") for part in parts for layer in layers)
     return any(module == owner or module.startswith(f"{owner}.") for owner in owners)
