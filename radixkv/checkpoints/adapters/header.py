@@ -55,10 +55,12 @@ def read_spans(file: BinaryIO, size: int, path: Path) -> tuple[bytes, Mapping[st
         if not header.startswith(b"{"):
             raise ValueError("it begins with another character than {")
         entries = json.loads(header.decode(), object_pairs_hook=_unique)
-        entries.pop("__metadata__", None)
+        metadata = entries.pop("__metadata__", {})
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("a value of __metadata__ is no text")
         spans = {name: _span(name, entry, path) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(path, f"its header is invalid: {error!r}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, f"its header is invalid: {type(error).__name__}: {error}") from error
     in_order = sorted(spans.items(), key=lambda item: item[1][2:])
     for (one, span), (other, following) in pairwise(in_order):
         if span.end != following.begin:
