@@ -187,9 +187,8 @@ REFUSED = (
         "use radixkv serve --kv-events-config",
     ),
     Refused(
-        "adapters are named at the start in this release",
+        "adapters are named at the start, by --lora-modules NAME=FOLDER",
         {Place.ROUTE: "/v1/load_lora_adapter /v1/unload_lora_adapter"},
-        "start the server with --lora-modules NAME=FOLDER",
     ),
     Refused("the name of an adapter is a model", {OPENAI: "lora_path"}, "use model, as /v1/models lists it"),
     Refused(
