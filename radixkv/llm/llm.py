@@ -169,7 +169,7 @@ class LLM:
         lpm_window: Size = SchedulerConfig.lpm_window,
         lpm_max_passes: Size = SchedulerConfig.lpm_max_passes,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | Literal["off"] | None = DEFAULT_SPECULATION,
-        enable_lora: bool | None = None,
+        enable_lora: bool = False,
         lora_modules: Mapping[str, str | Path] | Sequence[str] = (),
         max_loras: Size | None = None,
         max_lora_rank: Size = 16,

@@ -168,8 +168,6 @@ def engine_flags(config: EngineConfig) -> list[str]:
                 continue
             if one.kind.nargs is not None:
                 flags += [*spelled([one.flag]), *map(str, value)]
-            elif one.kind is SWITCH and one.default is None:
-                flags += spelled([one.flag if value else f"no_{one.flag}"])
             elif one.kind is SWITCH:
                 flags += spelled([one.flag] if value else one.opposites[:1])
             else:

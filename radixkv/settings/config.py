@@ -431,8 +431,10 @@ class SchedulerConfig:
 class AdapterConfig:
     """The adapters of the model, and their limits."""
 
-    enable_lora: bool | None = setting(
-        None, "serve the adapters of --lora-modules (default: if there are any)", SWITCH
+    enable_lora: bool = setting(
+        False,
+        "serve the adapters of --lora-modules, which turn it on themselves (default: off)",
+        SWITCH,
     )
     lora_modules: tuple[LoraModule, ...] = setting(
         (),
@@ -467,10 +469,6 @@ class AdapterConfig:
             raise ConfigError(
                 "enable_lora True needs lora_modules: adapters are named at the start in this release; give "
                 "lora_modules (--lora-modules NAME=FOLDER)"
-            )
-        if self.enable_lora is False and n_adapters:
-            raise ConfigError(
-                f"enable_lora False turns off the {n_adapters} adapters of lora_modules; give one of both"
             )
         for name in ("max_loras", "max_cpu_loras"):
             limit = vars(self)[name]

@@ -256,7 +256,6 @@ def test_requests_for_unknown_adapters_are_refused(llm: LLM, folders: Path) -> N
     ("settings", "error", "text"),
     [
         ({"enable_lora": True, "lora_modules": ()}, ConfigError, "enable_lora True needs lora_modules"),
-        ({"enable_lora": False}, ConfigError, "enable_lora False turns off the 1 adapters"),
         ({"lora_modules": {"a": "x", "b": "y"}, "max_loras": 1}, ConfigError, "max_loras 1 is less than the 2"),
         ({"max_loras": 2, "max_cpu_loras": 1}, ConfigError, "max_cpu_loras 1 is less than max_loras 2"),
         ({"max_lora_rank": 3}, CheckpointError, "adapter 'sql': .* rank 4, above the limit of 3"),

@@ -179,13 +179,13 @@ engines = st.builds(
     ),
     adapters=st.builds(
         AdapterConfig,
-        enable_lora=st.none() | st.just(True),
+        enable_lora=st.booleans(),
         lora_modules=st.just((LoraModule("a", "/b=c"), LoraModule("-d", "folder with space"))),
         max_loras=st.none() | st.integers(2, 5),
         max_lora_rank=positive,
         max_cpu_loras=st.none() | st.integers(5, 9),
     )
-    | st.builds(AdapterConfig, enable_lora=st.none() | st.just(False)),
+    | st.builds(AdapterConfig),
 )
 
 
@@ -217,7 +217,6 @@ def test_every_setting_has_a_flag():
         (["--task", "classify"], "task 'classify' is not supported"),
         (["-O3"], "-O "),
         (["--enable-lora"], "enable_lora True needs lora_modules"),
-        (["--no-enable-lora", "--lora-modules", "a=b"], "enable_lora False turns off the 1 adapters"),
         (["--lora-modules", "a=b", "c=d", "--max-loras", "1"], "max_loras 1 is less than the 2 adapters"),
         (["--lora-modules", "a=b", "a=d"], "lora_modules has two adapters of the name 'a'"),
         (["--lora-modules", "a="], "lacks a name or a folder"),
