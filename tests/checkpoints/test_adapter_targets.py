@@ -108,3 +108,10 @@ def test_the_first_pattern_that_matches_decides(
 def _is_end(part: str, name: str) -> bool:
     parts = part.split(".")
     return name.split(".")[-len(parts) :] == parts
+
+
+def test_an_alternative_of_layers_pattern_may_match_without_an_index() -> None:
+    """PEFT then adapts no module."""
+    fields = {"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": "m|layers"}
+    targets = Targets.parse(fields, Path("adapter_config.json"))
+    assert not any(name in targets for name in _NAMES)

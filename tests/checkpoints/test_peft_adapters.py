@@ -161,7 +161,7 @@ def test_embeddings_are_refused(tmp_path: Path, targets: list[str]) -> None:
     included=_PARTS | st.lists(_PARTS, max_size=4),
     excluded=st.none() | _PARTS | st.lists(_PARTS, max_size=3),
     layers=st.none() | st.integers(0, 3) | st.lists(st.integers(0, 3), max_size=3),
-    pattern=st.sampled_from([None, "layers", ["blocks", "layers"], [], "blocks", "lay.*", "h|layers"]),
+    pattern=st.sampled_from([None, "layers", ["blocks", "layers"], [], "blocks", "lay.*", "m|layers"]),
 )
 @settings(max_examples=2000, deadline=None)
 def test_targets_are_those_of_peft(
@@ -178,11 +178,7 @@ def test_targets_are_those_of_peft(
     theirs = peft.LoraConfig(**fields)
     targets = Targets.parse(fields, Path("adapter_config.json"))
     for name in _NAMES:
-        try:
-            expected = bool(check_target_module_exists(theirs, name))
-        except TypeError:  # another alternative of layers_pattern matched, without an index
-            expected = False
-        assert (name in targets) == expected, name
+        assert (name in targets) == bool(check_target_module_exists(theirs, name)), name
 
 
 @given(

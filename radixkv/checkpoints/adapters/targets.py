@@ -80,7 +80,8 @@ class Targets:
         if self.layers is None or (isinstance(self.included, frozenset) and name in self.included):
             return True
         match = next((match for pattern in self.indices if (match := pattern.match(name))), None)
-        return match is not None and int(match["index"]) in self.layers
+        # An alternative in layers_pattern may match without an index.
+        return match is not None and match["index"] is not None and int(match["index"]) in self.layers
 
 
 def compile_pattern(pattern: str, field: str, value: object, path: Path) -> re.Pattern[str]:
