@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 # An environment for the tests of stores that servers share.
 STORES := $(VENV)/stores
-# An environment for the tests of the CUDA kernels in Triton's interpreter.
+# An environment for the tests of the CUDA kernels in Triton's interpreter, and of adapters that PEFT makes.
 NIGHTLY := $(VENV)/nightly
 KERNEL_TESTS := $(ONE_THREAD) $(NIGHTLY)/bin/python -m pytest --noconftest --numprocesses 2 --dist loadfile \
 	-W ignore::RuntimeWarning -W ignore::DeprecationWarning
@@ -90,7 +90,7 @@ test-nightly: $(VENV)/.ready $(ALL_CLIENTS) $(NIGHTLY)/.ready  ## what takes too
 	$(ONE_THREAD) $(VENV)/bin/pytest -m 'nightly or hypothesis' --ignore tests/gpu --numprocesses 2 --dist load \
 		--hypothesis-profile nightly --hypothesis-seed $(SEED)
 	TRITON_INTERPRET=1 $(KERNEL_TESTS) tests/gpu/test_gpu_kernels*.py tests/gpu/test_gpu_sampler*.py
-	$(KERNEL_TESTS) tests/gpu/test_gpu_kernels_targets.py
+	$(KERNEL_TESTS) tests/gpu/test_gpu_kernels_targets.py tests/checkpoints/test_peft_adapters.py
 	$(VENV)/bin/python bench/soak.py --seed $(SEED) --output-file $(NIGHTLY)/soak.jsonl
 	$(VENV)/bin/python bench/gpu_soak.py --device cpu --requests 5000 --seed $(SEED) --output-file $(NIGHTLY)/soak.jsonl
 	$(MAKE) test-api SEED=$(SEED)
@@ -120,10 +120,12 @@ $(VENV)/clients/%/.ready: tests/clients/%.txt $(VENV)/.ready
 	$(PIP) --python $(@D)/bin/python install --no-compile -r $<
 	@touch $@
 
-# The packages of VENV, Triton among them, with a NumPy that Triton's interpreter can use.
-$(NIGHTLY)/.ready: pyproject.toml $(VENV)/.ready
+# The packages of VENV, Triton among them, with a NumPy that Triton's interpreter can use, and PEFT, which needs no
+# packages but these and VENV's.
+$(NIGHTLY)/.ready: pyproject.toml tests/checkpoints/peft.txt $(VENV)/.ready
 	$(VENV)/bin/python -m venv --without-pip $(@D)
 	$(PIP) --python $(@D)/bin/python install --no-compile 'numpy<2.4'
+	$(PIP) --python $(@D)/bin/python install --no-compile --no-deps -r tests/checkpoints/peft.txt
 	$(call share_packages,$(@D))
 	@touch $@
 

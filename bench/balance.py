@@ -109,7 +109,7 @@ class ModelledReplica:
     """For each prompt, by its identity: when its first token came, whether all have, and its load."""
     _has_more: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
+    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
         """Answers at once while the device computes, else when the next step is launched."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Matched] = loop.create_future()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         BeamSearchOutput,
         CompletionOutput,
         EmbeddingRequestOutput,
+        LoRARequest,
         RequestOutput,
         ScoringRequestOutput,
     )
@@ -35,6 +36,7 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "EmbeddingRequestOutput",
+    "LoRARequest",
     "RequestOutput",
     "SamplingParams",
     "ScoringRequestOutput",
@@ -44,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "LLM" or name.endswith("Output"):
+    if name in ("LLM", "LoRARequest") or name.endswith("Output"):
         return getattr(importlib.import_module("radixkv.llm"), name)
     if name in ("BeamSearchParams", "SamplingParams"):
         return getattr(importlib.import_module("radixkv.wire.sampling"), name)

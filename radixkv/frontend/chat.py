@@ -86,6 +86,8 @@ class Chat:
     demands_pins: bool = False
     """Whether a request with pins fails on a server that pins nothing; otherwise the pins are dropped there."""
     cache_salt: str = ""
+    model: str | None = None
+    """The name that the request gives, which its route has looked up."""
     session_id: str = ""
     priority: int = 0
     expected_pause_s: float | None = None
@@ -169,6 +171,7 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
         may_pause=served_model.learns_pauses and keeper is not None and sampling.n == 1,
         resumes=encoded.turn if chat.generates else "",
         expected_pause_s=chat.expected_pause_s,
+        adapter=served_model.adapter,
     )
     if not chat.generates:
         return ChatPrompt(submit, text, tools, chat.splits_reasoning, generates=False)

@@ -89,40 +89,47 @@ class EngineClient(Protocol):
         ...
 
     async def invalidate(
-        self, tokens: bytes, cache_salt: str, *, tenant: str, lowest_tier: Tier = "storage"
+        self, tokens: bytes, cache_salt: str, *, tenant: str, adapter: str = "", lowest_tier: Tier = "storage"
     ) -> Invalidated:
         """Drops what is cached of all sequences that begin with ``tokens``.
 
         Args:
             tokens: little-endian int32 ids, at least one page; none for everything with this salt.
-            cache_salt: the namespace of the cache, with ``tenant``.
+            cache_salt: the namespace of the cache, with ``tenant`` and ``adapter``.
             tenant: who asks for it.
+            adapter: digest of the adapter of its requests.
             lowest_tier: the tiers below it keep what they have.
         """
         ...
 
-    async def close_session(self, session_id: str, cache_salt: str, *, tenant: str) -> SessionClosed:
+    async def close_session(
+        self, session_id: str, cache_salt: str, *, tenant: str, adapter: str = ""
+    ) -> SessionClosed:
         """Ends a session: what only it has cached is evicted first. Raises ``SessionNotFound``."""
         ...
 
-    async def explain(self, tokens: bytes, cache_salt: str, *, tenant: str, contents: bool) -> Explained:
+    async def explain(
+        self, tokens: bytes, cache_salt: str, *, tenant: str, adapter: str = "", contents: bool
+    ) -> Explained:
         """Asks how long the cached prefix of ``tokens`` is and why it ends there.
 
         Args:
             tokens: little-endian int32 ids.
-            cache_salt: the namespace of the cache, with ``tenant``.
+            cache_salt: the namespace of the cache, with ``tenant`` and ``adapter``.
             tenant: who asks.
+            adapter: digest of the adapter of its requests.
             contents: whether the reply may tell tokens of other clients; without it, it is exact to pages only.
         """
         ...
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
+    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
         """Asks how much of each prompt every tier has, and for the load.
 
         Args:
             prompts: little-endian int32 ids of each.
-            cache_salt: the namespace of the cache, with ``tenant``.
+            cache_salt: the namespace of the cache, with ``tenant`` and ``adapter``.
             tenant: who asks.
+            adapter: digest of the adapter of its requests.
         """
         ...
 
@@ -134,14 +141,15 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str) -> Pinned:
+    async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str, adapter: str = "") -> Pinned:
         """Pins what is cached of ``tokens``, or ends their pin. Raises ``RequestError`` if pins are off.
 
         Args:
             tokens: little-endian int32 ids.
-            cache_salt: the namespace of the cache, with ``tenant``.
+            cache_salt: the namespace of the cache, with ``tenant`` and ``adapter``.
             ttl_s: for how long, in seconds; 0 ends the pin.
             tenant: who asks for it.
+            adapter: digest of the adapter of its requests.
         """
         ...
 

@@ -42,6 +42,8 @@ def miss_fields(miss: CacheMiss, tokenizer: Tokenizer | None) -> dict[str, Any]:
             }
     if miss.n_elsewhere is not None:
         fields["cached_elsewhere_tokens"] = miss.n_elsewhere
+    if miss.is_other_adapter:
+        fields["is_other_adapter"] = True
     return fields
 
 
@@ -72,6 +74,8 @@ def place_text(place: MissesAtPlace, counts: MissCounts, tokenizer: Tokenizer | 
             what = f"{who} {_where(place.example, tokenizer)}"
         case "evicted":
             what = f"{who} were cached and have been evicted"
+        case "other_namespace" if place.example.is_other_adapter:
+            what = f"{who} are cached with another adapter, or without one, whose KV differs"
         case "other_namespace":
             what = f"{who} are cached under another cache_salt, which is not shared"
         case "no_state":

@@ -91,6 +91,7 @@ async def pool_prompts(
             cache_salt=cache_salt or "",
             priority=priority or 0,
             pooling=served_model.pooling,
+            adapter=served_model.adapter,
         )
         for index, tokens in enumerate(prompts)
     ]

@@ -94,13 +94,13 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
         contextlib.ExitStack() as files,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        reports: list[Callable[[str], Callable[[EndedRequest], None]]] = []
+        reports: list[Callable[[ServedModel], Callable[[EndedRequest], None]]] = []
         if server.request_log is not None:
             write = files.enter_context(open_request_log(server.request_log))
-            reports.append(lambda model: RequestLog(model, write).add)
+            reports.append(lambda model: RequestLog(model.name, write, model.adapter_names).add)
         if server.otlp_traces_endpoint is not None:
             provider = files.enter_context(open_provider(server.otlp_traces_endpoint))
-            reports.append(lambda model: RequestTraces(model, provider).add)
+            reports.append(lambda model: RequestTraces(model.name, provider, model.adapter_names).add)
         return runner.run(_serve(engine, server, listener, reports))
 
 
@@ -199,7 +199,7 @@ async def _serve(
     engine: EngineConfig,
     server: ServerConfig,
     listener: socket.socket,
-    reports: Sequence[Callable[[str], Callable[[EndedRequest], None]]],
+    reports: Sequence[Callable[[ServedModel], Callable[[EndedRequest], None]]],
 ) -> int:
     signals = _Signals()
     signals.install()
@@ -221,7 +221,7 @@ async def _serve(
             # A thread may wait for the hub without end, and the interpreter would wait for the thread.
             os._exit(128 + signals.first_number)
         supervisor, served_model = starting.result()
-        client.on_end.extend(open_report(served_model.name) for open_report in reports)
+        client.on_end.extend(open_report(served_model) for open_report in reports)
         try:
             body_reader = BodyReader(server.max_body_bytes, log=log_line)
             app = build_app(
@@ -264,6 +264,13 @@ async def _start(
 ) -> tuple[Supervisor | ReplicaSupervisor, ServedModel]:
     """Gets the model and starts the runtimes with it. If cancelled, leaves no process and no folder."""
     checkpoint, texts_folder, template = await _get_model(engine, server)
+    name, *other_names = server.served_model_names or (checkpoint.name,)
+    for adapter in engine.adapters.lora_modules:
+        if adapter.name in (name, *other_names):
+            raise ConfigError(
+                f"lora_modules has an adapter of the name {adapter.name!r}, which is the model's; give it another "
+                "name, or the model by --served-model-name"
+            )
     with Progress(f"loading {checkpoint.folder}", is_log=True):
         starts = start_calls(engine, checkpoint.folder, texts_folder, clients)
         starting = asyncio.create_task(start_all([start() for start in starts]))
@@ -286,7 +293,6 @@ async def _start(
             await asyncio.gather(starting, return_exceptions=True)
             raise
         runtimes = await starting
-    name, *other_names = server.served_model_names or (checkpoint.name,)
     served_model = ServedModel(
         name=name,
         other_names=tuple(other_names),
@@ -320,7 +326,13 @@ async def _start(
 
 
 def _joint_ready(all_ready: Sequence[Ready]) -> Ready:
-    """Returns the sizes of a server: a request must fit the smallest pool, and all rows of all replicas may run."""
+    """Returns the sizes of a server: a request must fit the smallest pool, and all rows of all replicas may run.
+
+    Raises:
+        ConfigError: the replicas have read different adapters.
+    """
+    if any(ready.adapters != all_ready[0].adapters for ready in all_ready):
+        raise ConfigError("the folders of lora_modules changed while the replicas started; start the server again")
     smallest = min(all_ready, key=lambda ready: ready.n_pages)
     return msgspec.structs.replace(smallest, max_num_seqs=len(all_ready) * smallest.max_num_seqs)
 

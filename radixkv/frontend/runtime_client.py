@@ -233,37 +233,47 @@ class RuntimeClient:
         return flushed
 
     async def invalidate(
-        self, tokens: bytes, cache_salt: str, *, tenant: str, lowest_tier: Tier = "storage"
+        self, tokens: bytes, cache_salt: str, *, tenant: str, adapter: str = "", lowest_tier: Tier = "storage"
     ) -> Invalidated:
         """See ``EngineClient.invalidate``."""
-        query = Invalidate(uuid.uuid4().hex, tokens, cache_salt, lowest_tier, tenant)
+        query = Invalidate(uuid.uuid4().hex, tokens, cache_salt, lowest_tier, tenant, adapter)
         return await self._query(query, Invalidated)
 
-    async def close_session(self, session_id: str, cache_salt: str, *, tenant: str) -> SessionClosed:
+    async def close_session(
+        self, session_id: str, cache_salt: str, *, tenant: str, adapter: str = ""
+    ) -> SessionClosed:
         """See ``EngineClient.close_session``."""
-        return await self._query(CloseSession(uuid.uuid4().hex, session_id, cache_salt, tenant), SessionClosed)
+        return await self._query(
+            CloseSession(uuid.uuid4().hex, session_id, cache_salt, tenant, adapter), SessionClosed
+        )
 
-    async def explain(self, tokens: bytes, cache_salt: str, *, tenant: str, contents: bool) -> Explained:
+    async def explain(
+        self, tokens: bytes, cache_salt: str, *, tenant: str, adapter: str = "", contents: bool
+    ) -> Explained:
         """See ``EngineClient.explain``."""
-        return await self._query(Explain(uuid.uuid4().hex, tokens, cache_salt, contents, tenant), Explained)
+        return await self._query(
+            Explain(uuid.uuid4().hex, tokens, cache_salt, contents, tenant, adapter), Explained
+        )
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
+    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
         """See ``EngineClient.match``."""
-        return await self._query(Match(uuid.uuid4().hex, tuple(prompts), cache_salt, tenant), Matched)
+        return await self._query(Match(uuid.uuid4().hex, tuple(prompts), cache_salt, tenant, adapter), Matched)
 
     async def stored(self, request: InFlightRequest, *, asks_store: bool) -> Stored:
         """See ``RequestSender.stored``."""
         prompt = request.prompt
-        query = GetStored(uuid.uuid4().hex, prompt.tokens, prompt.cache_salt, prompt.tenant, asks_store)
+        query = GetStored(
+            uuid.uuid4().hex, prompt.tokens, prompt.cache_salt, prompt.tenant, prompt.adapter, asks_store
+        )
         return await self._query(query, Stored)
 
     async def outline(self, *, contents: bool) -> Outlined:
         """See ``EngineClient.outline``."""
         return await self._query(Outline(uuid.uuid4().hex, contents), Outlined)
 
-    async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str) -> Pinned:
+    async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str, adapter: str = "") -> Pinned:
         """See ``EngineClient.pin``."""
-        return await self._query(Pin(uuid.uuid4().hex, tokens, ttl_s, cache_salt, tenant), Pinned)
+        return await self._query(Pin(uuid.uuid4().hex, tokens, ttl_s, cache_salt, tenant, adapter), Pinned)
 
     async def stats(self) -> Stats:
         """Returns the runtime's counters as of now; dropped frames are summed over both processes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -39,12 +39,16 @@ class SerialExecutor:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel(GenerationModel):
-    """The one model of the server."""
+    """The one model of the server, perhaps with an adapter."""
 
     name: str
     """The name that replies and metrics have."""
     other_names: tuple[str, ...] = ()
     """Further names that requests may have."""
+    adapter: str = ""
+    """Digest of the adapter that this is the model with; empty: the model alone."""
+    parent: str | None = None
+    """With an adapter: the name of the model alone."""
     root: str
     """The folder or hub name that the user gave."""
     tokenizer_info: Mapping[str, Any] = field(default_factory=dict)
@@ -108,11 +112,40 @@ class ServedModel(GenerationModel):
             lines.append(f"{self.root} has no tokenizer.json: prompts are token ids, unless --tokenizer is given")
         return lines
 
-    def check_name(self, name: str | None) -> None:
-        """Raises ``ModelNotFound`` unless ``name`` is None or one of this model's."""
-        if name is not None and name not in self.names:
-            others = f", also under the names {', '.join(map(repr, self.other_names))}" if self.other_names else ""
-            raise ModelNotFound(f"this server serves the model {self.name!r} only{others}", param="model")
+    @cached_property
+    def adapted(self) -> Mapping[str, ServedModel]:
+        """The model with each of its adapters, by their names."""
+        return {
+            adapter.name: replace(
+                self,
+                name=adapter.name,
+                other_names=(),
+                root=adapter.path,
+                adapter=adapter.digest,
+                parent=self.name,
+            )
+            for adapter in self.ready.adapters
+            if not self.adapter
+        }
+
+    @property
+    def adapter_names(self) -> dict[str, str]:
+        """Names of the adapters by their digests; of several names the first."""
+        return {adapter.digest: adapter.name for adapter in reversed(self.ready.adapters)}
+
+    def named(self, name: str | None, field: str = "model") -> ServedModel:
+        """Returns the model of a name that a request gives: this one also for None, or with one of its adapters.
+
+        Raises:
+            ModelNotFound: there is none; it names ``field``.
+        """
+        if name is None or name in self.names:
+            return self
+        if (adapted := self.adapted.get(name)) is not None:
+            return adapted
+        others = f", also under the names {', '.join(map(repr, self.other_names))}" if self.other_names else ""
+        adapters = f", and its adapters {', '.join(map(repr, self.adapted))}" if self.adapted else ""
+        raise ModelNotFound(f"this server serves the model {self.name!r} only{others}{adapters}", param=field)
 
     def check_caches(self, field: str) -> None:
         """Raises ``UnsupportedFeature``, which names ``field``, if prompts cannot be computed for the cache."""

@@ -58,13 +58,13 @@ def check_text_request(request: TextRequest, prompt: object, served_model: Serve
     Args:
         request: the body.
         prompt: its prompt, if it gives one.
-        served_model: the only model that it may name.
+        served_model: the model that it may name, perhaps with an adapter.
 
     Raises:
         InvalidRequest: the body gives neither a prompt nor messages, or both.
         ModelNotFound: it names another model.
     """
-    served_model.check_name(request.model)
+    served_model.named(request.model)
     if (prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
 
@@ -105,6 +105,7 @@ async def encode_cache_prompts(
         ModelNotFound: the request is for another model.
     """
     check_text_request(request, request.prompt, served_model)
+    served_model = served_model.named(request.model)
     check_cache_salt(request.cache_salt or "")
     if request.prompt is None:
         return [await prompt_tokens(request.chat(request.cache_salt), served_model, tenant)]

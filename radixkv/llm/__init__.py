@@ -1,5 +1,6 @@
 """``LLM``: offline inference with the engine in the calling process."""
 
+from radixkv.llm.adapters import LoRARequest
 from radixkv.llm.llm import LLM
 from radixkv.llm.outputs import (
     BeamSearchOutput,
@@ -21,6 +22,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "LoRARequest",
     "Logprob",
     "Message",
     "Prompt",

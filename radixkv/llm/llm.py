@@ -16,6 +16,7 @@ from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import check_sampling, default_sampling_params
 from radixkv.generation.reranking import DEFAULT_INSTRUCTION, answer_pooling, reranker_prompt, text_pairs
 from radixkv.generation.vectors import check_dimensions, embedding, relevance
+from radixkv.llm.adapters import Adapters, LoRARequest, LoRARequests
 from radixkv.llm.chats import Chats
 from radixkv.llm.offline_request import OfflineRequest
 from radixkv.llm.offline_runner import OfflineRunner, paused_collector
@@ -107,7 +108,8 @@ class LLM:
         settings: settings under the names of ``radixkv serve``'s flags, of vLLM or SGLang; others of theirs are
             refused unless they change nothing.
 
-    The other keywords are settings, which ``ModelConfig``, ``CacheConfig`` and ``SchedulerConfig`` define. The
+    The other keywords are settings, which ``ModelConfig``, ``CacheConfig``, ``SchedulerConfig`` and
+    ``AdapterConfig`` define. The
     table in docs/server.md and ``radixkv serve --help`` say what each means.
 
     Sizes are numbers or texts as of flags: ``max_model_len="4k"``, ``host_memory="80GiB"``. As a context manager,
@@ -167,6 +169,11 @@ class LLM:
         lpm_window: Size = SchedulerConfig.lpm_window,
         lpm_max_passes: Size = SchedulerConfig.lpm_max_passes,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | Literal["off"] | None = DEFAULT_SPECULATION,
+        enable_lora: bool = False,
+        lora_modules: Mapping[str, str | Path] | Sequence[str] = (),
+        max_loras: Size | None = None,
+        max_lora_rank: Size = 16,
+        max_cpu_loras: Size | None = None,
         seed: int = 0,
         show_download: Callable[[str], None] | None = None,
         **settings: object,
@@ -198,6 +205,7 @@ class LLM:
             eos_token_ids=checkpoint.eos_token_ids,
             default_sampling=checkpoint.default_sampling,
         )
+        self._adapters = Adapters(loop.ready.adapters)
         self._chats = Chats(self._model, folder, reasoning_parser)
         self._runner = OfflineRunner(lambda: self._open_loop, config.scheduler.max_queued_requests)
         self._ids = (f"llm-{number}" for number in itertools.count())
@@ -219,6 +227,7 @@ class LLM:
         use_tqdm: bool = True,
         *,
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequests = None,
         **settings: object,
     ) -> list[RequestOutput]:
         """Answers prompts as a batch; returns all outputs in the order of the prompts.
@@ -229,6 +238,7 @@ class LLM:
             sampling_params: one for all prompts, or one for each; None takes ``get_default_sampling_params``.
             use_tqdm: whether to show progress on standard error; see ``Progress``.
             priority: one number for each prompt; waiting prompts start in order of priority, lowest first.
+            lora_request: one adapter for all prompts, or one for each; None answers with the model alone.
             settings: settings that only vLLM has, as in ``LLM``.
 
         Raises:
@@ -239,12 +249,15 @@ class LLM:
         default = self.get_default_sampling_params()
         sampling = broadcast("sampling_params", SamplingParams, sampling_params, default, prompt_list)
         priorities = broadcast("priority", int, priority, 0, prompt_list)
+        adapters = self._adapters.digests(lora_request, prompt_list)
         requests: dict[int, OfflineRequest] = {}
 
         def by_priority() -> Iterator[OfflineRequest]:
             # Requests are submitted a few at a time, and the loop's queue orders only those it has by priority.
             for position in sorted(range(len(prompt_list)), key=priorities.__getitem__):
-                request = self._build_request(prompt_list[position], sampling[position], priorities[position])
+                request = self._build_request(
+                    prompt_list[position], sampling[position], priorities[position], adapters[position]
+                )
                 requests[position] = request
                 yield request
 
@@ -260,6 +273,8 @@ class LLM:
         prompts: Prompt | Sequence[Prompt] | None = None,
         params: BeamSearchParams | None = None,
         use_tqdm: bool = False,
+        *,
+        lora_request: LoRARequests = None,
         **settings: object,
     ) -> list[BeamSearchOutput]:
         """Finds the ``beam_width`` best answers to each prompt by beam search, the best first.
@@ -270,6 +285,7 @@ class LLM:
             prompts: as in ``generate``.
             params: width and length of the search; for all prompts.
             use_tqdm: as in ``generate``.
+            lora_request: as in ``generate``.
             settings: settings that only vLLM has, as in ``LLM``.
 
         Raises:
@@ -280,7 +296,7 @@ class LLM:
                 f"params is {shortened(params)}; give BeamSearchParams(beam_width=..., max_tokens=...)",
                 param="params",
             )
-        outputs = self.generate(prompts, params.sampling, use_tqdm)
+        outputs = self.generate(prompts, params.sampling, use_tqdm, lora_request=lora_request)
         return [beam_search_output(output, self._model.tokenizer) for output in outputs]
 
     @takes_other_names(_CHAT_NAMES)
@@ -294,6 +310,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequests = None,
         **settings: object,
     ) -> list[RequestOutput]:
         """Answers one conversation or a batch of them, rendered by the checkpoint's chat template.
@@ -306,6 +323,7 @@ class LLM:
             continue_final_message: whether the answer continues the last message.
             tools: functions in OpenAI's format, which the template shows to the model. Calls are part of the text.
             chat_template_kwargs: further variables of the template.
+            lora_request: as in ``generate``, one for all conversations or one for each.
             settings: settings that only vLLM has, as in ``LLM``.
 
         Raises:
@@ -327,7 +345,8 @@ class LLM:
             self._chats.constrained(one, text, chat_template_kwargs)
             for one, text in zip(sampling, texts, strict=True)
         ]
-        return self.generate([self._chats.tokens(text) for text in texts], constrained, use_tqdm)
+        prompts = [self._chats.tokens(text) for text in texts]
+        return self.generate(prompts, constrained, use_tqdm, lora_request=lora_request)
 
     def chat_prompt(
         self,
@@ -349,7 +368,11 @@ class LLM:
         return self._chats.tokens(text)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> Generator[RequestOutput, None, None]:
         """Answers one prompt and yields the output so far after each step; the last has ``finished`` set.
 
@@ -366,7 +389,7 @@ class LLM:
                 "a beam search is not streamed, because its answers are known at the end only; use generate",
                 param="use_beam_search",
             )
-        request = self._build_request(prompt, sampling, 0, is_streamed=True)
+        request = self._build_request(prompt, sampling, 0, self._adapters.digest(lora_request), is_streamed=True)
         with closing(self._runner.run([request])) as run:
             for _ in run:
                 yield request.output()
@@ -437,17 +460,27 @@ class LLM:
         """Returns the sampling parameters of calls without any, by the checkpoint's ``generation_config.json``."""
         return self._default_sampling
 
-    def explain(self, prompt: Prompt, *, cache_salt: str = "") -> Explained:
+    def explain(
+        self, prompt: Prompt, *, cache_salt: str = "", lora_request: LoRARequest | None = None
+    ) -> Explained:
         """Explains how much of a prompt is cached and why no more. Changes nothing. Raises ``RequestError``.
 
         Args:
             prompt: as in ``generate``.
             cache_salt: the salt if the prompt has none of its own.
+            lora_request: the adapter of the prompt.
         """
         content, salt = split_prompt(prompt, cache_salt)
-        return self._ask(Explain(next(self._ids), self._encode(content), salt), Explained)
+        adapter = self._adapters.digest(lora_request)
+        return self._ask(Explain(next(self._ids), self._encode(content), salt, adapter=adapter), Explained)
 
-    def invalidate_cache(self, prompt: Prompt | None = None, *, cache_salt: str | None = None) -> Invalidated:
+    def invalidate_cache(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> Invalidated:
         """Drops what is cached of a prompt and of all that continues it, from every tier; returns how many pages.
 
         The prompt's last page goes if the prompt fills it, and the pages before it that lead to nothing else.
@@ -455,6 +488,7 @@ class LLM:
         Args:
             prompt: as in ``generate``, of at least one page. None: everything with ``cache_salt``, which may be "".
             cache_salt: the salt if the prompt has none of its own.
+            lora_request: the adapter of the prompt.
 
         Raises:
             InvalidRequest: the prompt is shorter than a page, or neither prompt nor salt is given.
@@ -469,9 +503,17 @@ class LLM:
         tokens = b"" if prompt is None else self._encode(content)
         if prompt is not None:  # an empty one must not stand for everything
             check_prefix(len(tokens) // 4, self._open_loop.ready.page_size)
-        return self._ask(Invalidate(next(self._ids), tokens, salt), Invalidated)
+        adapter = self._adapters.digest(lora_request)
+        return self._ask(Invalidate(next(self._ids), tokens, salt, adapter=adapter), Invalidated)
 
-    def pin_cache(self, prompt: Prompt, ttl_s: float = DEFAULT_TTL_S, *, cache_salt: str = "") -> Pinned:
+    def pin_cache(
+        self,
+        prompt: Prompt,
+        ttl_s: float = DEFAULT_TTL_S,
+        *,
+        cache_salt: str = "",
+        lora_request: LoRARequest | None = None,
+    ) -> Pinned:
         """Pins what is cached of a prompt: for some time, everything else is evicted before it.
 
         A pin covers whole pages cached now, within ``pin_budget``. Returns what is pinned. Raises ``RequestError``.
@@ -480,9 +522,11 @@ class LLM:
             prompt: as in ``generate``.
             ttl_s: how long to pin it, in seconds, at most 24 hours; 0 ends the pin of exactly this prompt.
             cache_salt: the salt if the prompt has none of its own.
+            lora_request: the adapter of the prompt.
         """
         content, salt = split_prompt(prompt, cache_salt)
-        return self._ask(Pin(next(self._ids), self._encode(content), ttl_s, salt), Pinned)
+        adapter = self._adapters.digest(lora_request)
+        return self._ask(Pin(next(self._ids), self._encode(content), ttl_s, salt, adapter=adapter), Pinned)
 
     def flush_cache(self) -> Flushed:
         """Empties the prefix cache; returns how many pages that freed."""
@@ -555,12 +599,18 @@ class LLM:
         return reply
 
     def _build_request(
-        self, prompt: Prompt, sampling: SamplingParams, priority: int, *, is_streamed: bool = False
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        priority: int,
+        adapter: str,
+        *,
+        is_streamed: bool = False,
     ) -> OfflineRequest:
         content, salt = split_prompt(prompt)
         tokens = self._encode(content)
         check_sampling(sampling, self._model)
-        submit = Submit(next(self._ids), tokens, sampling, salt, priority=priority)
+        submit = Submit(next(self._ids), tokens, sampling, salt, priority=priority, adapter=adapter)
         text = content if isinstance(content, str) else None
         return OfflineRequest(text, submit, self._model, is_streamed=is_streamed)
 

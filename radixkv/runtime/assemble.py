@@ -34,7 +34,7 @@ from radixkv.runtime.structured.grammars import Grammars
 from radixkv.settings.config import AdmissionPolicy, CacheConfig, SchedulePolicy, SchedulerConfig
 from radixkv.settings.tenants import TenantConfig
 from radixkv.wire.cache_messages import BeginPause, CloseSession, EndPause, PauseBegun, PauseEnded, Pin
-from radixkv.wire.messages import WIRE_VERSION, Ready
+from radixkv.wire.messages import WIRE_VERSION, Ready, ServedAdapter
 
 if TYPE_CHECKING:
     from radixkv.runtime.events.log import EventLog
@@ -134,6 +134,7 @@ def assemble_loop(
     eos_token_ids: frozenset[int] = frozenset(),
     pin_budget: float = CacheConfig.pin_budget,
     seed: int = 0,
+    adapters: Sequence[ServedAdapter] = (),
     start_seconds: Mapping[str, float] | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> Loop:
@@ -151,6 +152,7 @@ def assemble_loop(
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         pin_budget: fraction of each tier's pages that the pins of a namespace cover at most.
         seed: seed of the generators that draw seeds for requests without one.
+        adapters: those that the executor has.
         start_seconds: time of each stage of the start, for ``Stats``.
         clock: seconds, monotonic.
 
@@ -175,6 +177,7 @@ def assemble_loop(
         has_drafts=scheduler.drafts.stats() is not None,
         tensor_parallel_size=executor.n_ranks,
         state_block_tokens=0 if cache.tree.states is None else cache.tree.states.block_tokens,
+        adapters=tuple(adapters),
     )
     if tenants:
         from radixkv.runtime.tenants.tenant_pages import check_longest_request
@@ -253,7 +256,12 @@ def open_event_log(loop: Loop, *, shows_salted_tokens: bool) -> EventLog:
     from radixkv.runtime.events.log import EventLog
 
     scheduler = loop.scheduler
-    return EventLog(scheduler.cache, scheduler.tiers.changes(), shows_salted_tokens=shows_salted_tokens)
+    return EventLog(
+        scheduler.cache,
+        scheduler.tiers.changes(),
+        shows_salted_tokens=shows_salted_tokens,
+        adapter_names={one.digest: one.name for one in reversed(loop.ready.adapters)},
+    )
 
 
 def _begin_no_pause(message: BeginPause) -> PauseBegun:

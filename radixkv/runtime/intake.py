@@ -35,6 +35,9 @@ class Sent(Protocol):
     @property
     def cache_salt(self) -> str: ...
 
+    @property
+    def adapter(self) -> str: ...
+
 
 class Intake:
     """Validates messages and makes requests of them.
@@ -57,6 +60,7 @@ class Intake:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._ready = ready
+        self._adapters = frozenset(one.digest for one in ready.adapters)
         self._tenants = {
             tenant.name: tenant for tenant in tenants or (TenantConfig(OPERATOR, cache_salt="request"),)
         }
@@ -124,22 +128,26 @@ class Intake:
         check_ids((int(ids.min()), int(ids.max())), self._ready.vocab_size, "prompt")
 
     def namespace(self, message: Sent) -> Namespace:
-        """Returns the namespace in which the requests of a message's sender with its cache salt share pages.
+        """Returns the namespace in which a sender's requests with the same cache salt and adapter share pages.
 
         Raises:
-            InvalidRequest: there is no such tenant, it may use no salt, or the salt is too long.
+            InvalidRequest: there is no such tenant or adapter, it may use no salt, or the salt is too long.
         """
-        tenant, salt = message.tenant, message.cache_salt
+        tenant, salt, adapter = message.tenant, message.cache_salt, message.adapter
         check_cache_salt(salt)
+        if adapter and adapter not in self._adapters:
+            raise InvalidRequest(
+                f"no adapter with the digest {shortened(adapter)} is loaded; ask for one by its name", param="model"
+            )
         isolation = self._tenant(tenant).cache_salt
         if isolation == "tenant":
-            return Namespace(tenant, salt)
+            return Namespace(tenant, salt, adapter)
         if isolation == "shared" and salt:
             raise InvalidRequest(
                 f"tenant {tenant!r} shares the cache of all tenants, without salts; leave cache_salt out",
                 param="cache_salt",
             )
-        return Namespace(salt=salt)
+        return Namespace(salt=salt, adapter=adapter)
 
     def sender(self, message: Sent) -> str | None:
         """Returns which tenant has sent a message; None: the operator, or there are no tenants."""

@@ -28,6 +28,7 @@ from radixkv.runtime.structured.vocabulary import read_vocabulary
 from radixkv.settings.config import EngineConfig
 from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.states import BLOCK_TOKENS
+from radixkv.wire.messages import ServedAdapter
 
 if TYPE_CHECKING:
     from radixkv.runtime.pauses.pauses import Pauses
@@ -178,6 +179,7 @@ def open_loop(
             eos_token_ids=checkpoint.eos_token_ids,
             pin_budget=config.cache.pin_budget,
             seed=config.seed,
+            adapters=[ServedAdapter(one.name, one.path, one.digest) for one in settings.adapters],
             start_seconds=times.seconds,
         )
         if warm is not None:

@@ -308,6 +308,7 @@ class Request:
             pooling=self.pooling if is_last else None,
             window_start=window_start,
             window_pages=window_pages,
+            adapter=self.namespace.adapter,
         )
         blocks.n_on_device = len(blocks.pages)
         if start < self.n_prompt:

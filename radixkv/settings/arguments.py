@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 from radixkv.errors import ConfigError, RadixKVError
 from radixkv.settings.compat import ALWAYS_ON_FLAGS, UNITS, Place, Refusal, refusals, renamed
 from radixkv.settings.compat.sglang_speculation import ALGORITHM, FIELDS, TWO_SPECULATIONS, speculation_of
-from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.settings.config import AdapterConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.settings.setting import SWITCH, Kind, Setting, settings_of
 from radixkv.settings.speculative import DEFAULT_SPECULATION
 from radixkv.settings.values import as_bytes, parse_bytes, parse_count, parse_number, parse_whole_number
@@ -121,6 +121,8 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
     ):
         settings = {name: one for name, one in settings_of(config).items() if has_queue or not one.needs_queue}
         add_flags(parser.add_argument_group(title), settings)
+    if has_queue:
+        add_flags(parser.add_argument_group("adapters"), settings_of(AdapterConfig))
     for name in FIELDS:
         kind = str if name == ALGORITHM else whole_number
         parser.add_argument(_flag(name), type=kind, help=argparse.SUPPRESS)
@@ -159,12 +161,14 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
 def engine_flags(config: EngineConfig) -> list[str]:
     """Returns flags that reproduce a configuration, but for events and tenants. Default values are left out."""
     flags: list[str] = []
-    for part in (config.model, config.cache, config.scheduler):
+    for part in (config.model, config.cache, config.scheduler, config.adapters):
         for name, one in settings_of(type(part)).items():
             value = vars(part)[name]
             if value == one.default:
                 continue
-            if one.kind is SWITCH:
+            if one.kind.nargs is not None:
+                flags += [*spelled([one.flag]), *map(str, value)]
+            elif one.kind is SWITCH:
                 flags += spelled([one.flag] if value else one.opposites[:1])
             else:
                 flags += [f"{flag}={'off' if value is None else value}" for flag in spelled([one.flag])]

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from radixkv.errors import ConfigError, shortened
+from radixkv.settings.adapters import LoraModule, as_lora_modules, check_lora_modules
 from radixkv.settings.checks import (
     check_at_least,
     check_at_most,
@@ -427,6 +428,62 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class AdapterConfig:
+    """The adapters of the model, and their limits."""
+
+    enable_lora: bool = setting(
+        False,
+        "serve the adapters of --lora-modules, which turn it on themselves (default: off)",
+        SWITCH,
+    )
+    lora_modules: tuple[LoraModule, ...] = setting(
+        (),
+        "LoRA adapters in PEFT's format, each as NAME=FOLDER; requests with NAME as their model use it, see "
+        "docs/adapters.md (default: none)",
+        Kind(check_lora_modules, as_lora_modules, nargs="+"),
+        "NAME=FOLDER",
+        aliases="lora_paths",
+    )
+    max_loras: int | None = setting(
+        None,
+        "maximum number of adapters (default: as many as there are)",
+        COUNT,
+        "ADAPTERS",
+        aliases="max_loras_per_batch",
+    )
+    """All adapters of an engine can be in one step."""
+    max_lora_rank: int = setting(16, "maximum rank of an adapter (default: %(default)s)", COUNT, "RANK")
+    max_cpu_loras: int | None = setting(
+        None,
+        "maximum number of adapters in host memory (default: as many as there are)",
+        COUNT,
+        "ADAPTERS",
+        aliases="max_loaded_loras",
+    )
+    """All adapters of an engine are."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        n_adapters = len(self.lora_modules)
+        if self.enable_lora and not n_adapters:
+            raise ConfigError(
+                "enable_lora True needs lora_modules: adapters are named at the start in this release; give "
+                "lora_modules (--lora-modules NAME=FOLDER)"
+            )
+        for name in ("max_loras", "max_cpu_loras"):
+            limit = vars(self)[name]
+            if limit is not None and limit < n_adapters:
+                raise ConfigError(
+                    f"{name} {limit} is less than the {n_adapters} adapters of lora_modules, which are all kept in "
+                    "memory in this release; set it higher, or give fewer adapters"
+                )
+        if self.max_loras is not None and self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ConfigError(
+                f"max_cpu_loras {self.max_cpu_loras} is less than max_loras {self.max_loras}; set it higher"
+            )
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """The settings of the runtime process."""
 
@@ -449,6 +506,7 @@ class EngineConfig:
         flag="kv_events_config",
     )
     """Only the runtime process publishes them."""
+    adapters: AdapterConfig = AdapterConfig()
     tenants: tuple[TenantConfig, ...] = ()
     """Who may use a server, the operator included; none: all clients are one. Only a server has tenants."""
 
@@ -460,7 +518,8 @@ class EngineConfig:
             ConfigError: a value is wrong.
         """
         model, cache = from_values(ModelConfig, values), from_values(CacheConfig, values)
-        return cls(model, cache, from_values(SchedulerConfig, values), values.get("seed", 0))
+        scheduler, adapters = from_values(SchedulerConfig, values), from_values(AdapterConfig, values)
+        return cls(model, cache, scheduler, values.get("seed", 0), adapters=adapters)
 
     def __post_init__(self) -> None:
         check_tenants(self.tenants)
@@ -484,6 +543,7 @@ ENGINE_SETTINGS: Mapping[str, Setting] = {
     **settings_of(ModelConfig),
     **settings_of(CacheConfig),
     **settings_of(SchedulerConfig),
+    **settings_of(AdapterConfig),
     "seed": settings_of(EngineConfig)["seed"],
 }
 """The settings that ``LLM`` and a server have in common, by name."""

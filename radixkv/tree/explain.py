@@ -131,7 +131,7 @@ def explain_match(
     n_others = len(roots) - (root is not None)
     searches_others = n_others > 0 and (max_namespaces is None or len(roots) <= max_namespaces)
     if searches_others and reason in ("differs", "never_seen", "evicted_or_never_seen"):
-        longest = _longest_elsewhere(roots, tokens, page_bytes, end)
+        longest = _longest_elsewhere(roots, namespace, tokens, page_bytes, end)
         if longest is not None:
             reason = "other_namespace"
             elsewhere, n_elsewhere = longest
@@ -206,13 +206,17 @@ def _has_tokens(text: bytes, tokens: bytes) -> bool:
 
 
 def _longest_elsewhere(
-    roots: Mapping[Namespace, Node], tokens: bytes, page_bytes: int, longest: int
+    roots: Mapping[Namespace, Node], own: Namespace, tokens: bytes, page_bytes: int, longest: int
 ) -> tuple[Namespace, int] | None:
-    """Returns the namespace with the longest match and its tokens; None if no match exceeds ``longest`` bytes."""
+    """Returns the namespace with the longest match and its tokens; None if no match exceeds ``longest`` bytes.
+
+    Of equal matches it is one that differs from ``own`` in the adapter alone, if there is one.
+    """
     match = None
     for namespace, root in roots.items():
         _, end, _, n_partial = walk(root, tokens, page_bytes)
-        if end + n_partial * page_bytes > longest:
-            longest = end + n_partial * page_bytes
+        end += n_partial * page_bytes
+        if end > longest or (match is not None and end == longest and own.differs_in_adapter(namespace)):
+            longest = end
             match = namespace, longest // TOKEN_BYTES
     return match

@@ -23,6 +23,7 @@ class Namespace(NamedTuple):
     tenant: str = ""
     salt: str = ""
     adapter: str = ""
+    """Digest of the adapter with which the pages are computed; empty: without one."""
     epoch: int = 0
     """Version of the weights: always 0, because nothing changes the weights of a running server."""
 
@@ -30,6 +31,10 @@ class Namespace(NamedTuple):
     def group(self) -> str:
         """Name under which the pages are counted apart, if any are: the tenant's."""
         return self.tenant
+
+    def differs_in_adapter(self, other: Namespace) -> bool:
+        """Returns whether another namespace is of another adapter, and equal otherwise."""
+        return self.adapter != other.adapter and self._replace(adapter=other.adapter) == other
 
     @property
     def is_private(self) -> bool:

@@ -29,6 +29,8 @@ class Explain(msgspec.Struct, frozen=True, tag=True):
     contents: bool = True
     """False: the answer has page granularity only, and says nothing about other salts."""
     tenant: str = ""
+    adapter: str = ""
+    """Digest of the adapter that changes the model; empty: the model alone."""
 
 
 class Match(msgspec.Struct, frozen=True, tag=True):
@@ -40,6 +42,8 @@ class Match(msgspec.Struct, frozen=True, tag=True):
     cache_salt: str = ""
     tenant: str = ""
     """A tenant is told its own load, the operator that of all."""
+    adapter: str = ""
+    """Digest of the adapter that changes the model; empty: the model alone."""
 
 
 class GetStored(msgspec.Struct, frozen=True, tag=True):
@@ -50,6 +54,8 @@ class GetStored(msgspec.Struct, frozen=True, tag=True):
     """The prompt, as little-endian int32 ids."""
     cache_salt: str = ""
     tenant: str = ""
+    adapter: str = ""
+    """Digest of the adapter that changes the model; empty: the model alone."""
     asks_store: bool = False
     """Whether to ask a store that servers share if it still has what it is known to have, and to write again what
     it has lost. If not, nothing changes."""
@@ -73,6 +79,8 @@ class Pin(msgspec.Struct, frozen=True, tag=True):
     """How long to pin it, in seconds; 0 ends the pin of exactly this prompt."""
     cache_salt: str = ""
     tenant: str = ""
+    adapter: str = ""
+    """Digest of the adapter that changes the model; empty: the model alone."""
 
 
 class Invalidate(msgspec.Struct, frozen=True, tag=True):
@@ -85,6 +93,8 @@ class Invalidate(msgspec.Struct, frozen=True, tag=True):
     lowest_tier: Tier = "storage"
     """The tiers below it keep what they have."""
     tenant: str = ""
+    adapter: str = ""
+    """Digest of the adapter that changes the model; empty: the model alone."""
 
 
 class CloseSession(msgspec.Struct, frozen=True, tag=True):
@@ -98,6 +108,8 @@ class CloseSession(msgspec.Struct, frozen=True, tag=True):
     cache_salt: str = ""
     """The cache salt of the session's requests, and ``tenant`` who has sent them."""
     tenant: str = ""
+    adapter: str = ""
+    """Digest of the adapter that changes the model; empty: the model alone."""
 
 
 class Flushed(msgspec.Struct, frozen=True, tag=True):
@@ -179,6 +191,9 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     """Whether there are some and a pin was asked for exactly this prompt, or pins cover all its whole pages."""
     n_without_state: int = 0
     """For ``no_state``: the tokens of the pages that match after ``n_cached``."""
+    adapter_elsewhere: str | None = None
+    """For ``other_namespace``: digest of the adapter under which the prompt is cached with the same salt, empty for
+    the model alone; None if it is cached with another salt."""
 
 
 class TierMatch(msgspec.Struct, frozen=True, array_like=True):

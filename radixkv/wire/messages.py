@@ -29,7 +29,7 @@ from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 
-WIRE_VERSION = 31
+WIRE_VERSION = 32
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -132,6 +132,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     """Id of the ``Submit`` from whose answer the prompt goes on; empty if that is not known."""
     expected_pause_s: float | None = None
     """How long the pause after its answer takes, as the client says; None: that is learnt."""
+    adapter: str = ""
+    """Digest of the adapter that changes the model; empty: the model alone."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -153,6 +155,17 @@ class GetStats(msgspec.Struct, frozen=True, tag=True):
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """Makes the runtime refuse new requests, finish the others and exit."""
+
+
+class ServedAdapter(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that the runtime has loaded."""
+
+    name: str
+    """By which clients ask for it."""
+    path: str
+    """Of its folder."""
+    digest: str
+    """By which messages ask for it."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -187,6 +200,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     state_block_tokens: int = 0
     """The distance of states of recurrent layers, or of tails of window pages, from which alone a match goes on; 0
     if the model needs none."""
+    adapters: tuple[ServedAdapter, ...] = ()
+    """The adapters that requests may ask for."""
 
     @property
     def devices(self) -> str:
@@ -297,6 +312,8 @@ class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
     is_new: bool = False
     """For ``differs`` and ``evicted_or_never_seen``: whether the prompt, as far as it was compared, has no page of
     text in common with the cache behind the place where its match ends."""
+    is_other_adapter: bool = False
+    """For ``other_namespace``: whether that namespace differs in the adapter alone."""
 
 
 class DraftUse(msgspec.Struct, frozen=True, array_like=True):

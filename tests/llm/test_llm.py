@@ -223,7 +223,7 @@ def test_interrupted_calls_leave_nothing_to_the_next_one(llm: LLM, monkeypatch: 
             UnsupportedFeature,
             "^pipeline_parallel_size 2 .*by --tensor-parallel-size alone",
         ),
-        ({"enable_lora": True}, UnsupportedFeature, "^enable_lora True "),
+        ({"enable_lora": True}, ConfigError, "^enable_lora True needs lora_modules"),
         ({"trust_remote_code": True}, UnsupportedFeature, "^trust_remote_code True "),
         ({"max_model_length": 256}, UnsupportedFeature, r"max_model_length.* max_model_len\b"),
         ({"tp_size": 0}, ConfigError, "^tp_size 0 "),
@@ -285,8 +285,8 @@ def test_calls_accept_neutral_arguments_of_vllm_and_reject_others_by_name(llm: L
     (alone,) = llm.generate(TEXT, GREEDY)
     (beside,) = llm.generate(TEXT, GREEDY, lora_request=None, prompt_token_ids=None)
     assert beside.outputs == alone.outputs
-    with pytest.raises(UnsupportedFeature, match=r"lora_request 'mine' .*adapters"):
-        llm.generate(TEXT, GREEDY, lora_request="mine")
+    with pytest.raises(UnsupportedFeature, match=r"prompt_adapter_request 'mine' .*no prompt adapters"):
+        llm.generate(TEXT, GREEDY, prompt_adapter_request="mine")
     with pytest.raises(UnsupportedFeature, match="prompt_token_ids .* prompts"):
         llm.generate(prompt_token_ids=[[1, 2]], sampling_params=GREEDY)
     with pytest.raises(UnsupportedFeature, match=r"max_tokens.* SamplingParams\(max_tokens=...\)"):

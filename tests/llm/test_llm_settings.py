@@ -33,8 +33,12 @@ VALUES = {
     "kv_cache_memory_bytes": "4GiB",
     "load_format": "dummy",
     "load_policy": "never",
+    "lora_modules": "sql=folder",
     "lpm_max_passes": "5",
     "lpm_window": "1k",
+    "max_cpu_loras": "3",
+    "max_lora_rank": "64",
+    "max_loras": "2",
     "max_model_len": "4k",
     "max_num_batched_tokens": "8K",
     "max_num_seqs": "9",
@@ -63,6 +67,7 @@ BESIDES = {
     "cache_dir": ("host_memory", "1GiB"),
     "cache_dir_bytes": ("host_memory", "1GiB", "cache_dir", "folder"),
     "cache_url": ("host_memory", "1GiB"),
+    "enable_lora": ("lora_modules", "sql=folder"),
 }
 """Flags without which a flag is refused."""
 

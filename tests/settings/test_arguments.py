@@ -10,8 +10,9 @@ from radixkv.cli.generate import add as add_generate
 from radixkv.cli.offline import sampling_settings
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
+from radixkv.settings.adapters import LoraModule
 from radixkv.settings.arguments import engine_config, engine_flags
-from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.settings.config import AdapterConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.settings.server_config import ServerConfig
 from radixkv.settings.speculative import SpeculativeConfig
 from support.cases import examples
@@ -93,6 +94,12 @@ def test_each_spelling_gives_its_setting_and_changes_no_other(spellings, value, 
         ("--hicache-size 2", "cache.host_memory_bytes", 2 * 10**9),
         ("--enable-hierarchical-cache --hicache-size=2", "cache.host_memory_bytes", 2 * 10**9),
         ("--host-memory 1KiB --enable-hierarchical-cache", "cache.host_memory_bytes", 1024),
+        ("--enable-lora --lora-modules a=b", "adapters.lora_modules", (LoraModule("a", "b"),)),
+        ("--lora-paths a=b /c", "adapters.lora_modules", (LoraModule("a", "b"), LoraModule("/c", "/c"))),
+        ('--lora-modules {"name":"a","path":"b=c"}', "adapters.lora_modules", (LoraModule("a", "b=c"),)),
+        ('--lora-paths {"lora_name":"a","lora_path":"b"}', "adapters.lora_modules", (LoraModule("a", "b"),)),
+        ("--max-loras-per-batch 3", "adapters.max_loras", 3),
+        ("--max-loaded-loras 3", "adapters.max_cpu_loras", 3),
     ],
 )
 def test_values_and_flags_of_other_engines_have_their_meaning(flags, path, expected):
@@ -170,6 +177,15 @@ engines = st.builds(
         num_reserved_decode_tokens=st.integers(0, 1 << 30),
         max_reserved_decode_share=st.floats(0, 1),
     ),
+    adapters=st.builds(
+        AdapterConfig,
+        enable_lora=st.booleans(),
+        lora_modules=st.just((LoraModule("a", "/b=c"), LoraModule("-d", "folder with space"))),
+        max_loras=st.none() | st.integers(2, 5),
+        max_lora_rank=positive,
+        max_cpu_loras=st.none() | st.integers(5, 9),
+    )
+    | st.builds(AdapterConfig),
 )
 
 
@@ -184,11 +200,12 @@ def test_every_setting_has_a_flag():
 
     Not events and tenants, which only a server has.
     """
-    engine = {"model", "cache", "scheduler", "seed", "kv_events", "tenants"}
+    engine = {"model", "cache", "scheduler", "seed", "kv_events", "adapters", "tenants"}
     assert {field.name for field in fields(EngineConfig)} == engine
     assert len(fields(ModelConfig)) == 13
     assert len(fields(CacheConfig)) == 17
     assert len(fields(SchedulerConfig)) == 12
+    assert len(fields(AdapterConfig)) == 5
     assert len(fields(ServerConfig)) == 23
 
 
@@ -199,7 +216,14 @@ def test_every_setting_has_a_flag():
         (["--stream-interval", "4"], "--stream-interval "),
         (["--task", "classify"], "task 'classify' is not supported"),
         (["-O3"], "-O "),
-        (["--lora-modules", "a=b"], "--lora-modules "),
+        (["--enable-lora"], "enable_lora True needs lora_modules"),
+        (["--lora-modules", "a=b", "c=d", "--max-loras", "1"], "max_loras 1 is less than the 2 adapters"),
+        (["--lora-modules", "a=b", "a=d"], "lora_modules has two adapters of the name 'a'"),
+        (["--lora-modules", "a="], "lacks a name or a folder"),
+        (["--lora-modules", '{"name": 1, "path": "b"}'], "is no adapter; give NAME=FOLDER"),
+        (["--lora-modules", '{"name": "a"'], "is neither JSON nor NAME=FOLDER"),
+        (["--lora-modules", '{"name": "a", "path": "b", "rank": 3}'], "has the unknown field 'rank'"),
+        (["--max-lora-rank", "0"], "max_lora_rank 0"),
         (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size is not supported: "),
         (["-pp", "2"], "by --tensor-parallel-size alone"),
         (["-tp", "two"], "--tensor-parallel-size/--tp-size/--tp/-tp: 'two'"),

@@ -70,6 +70,7 @@ class Frontend:
         eos_token_ids: frozenset[int] = frozenset(),
         open_grammars: Callable[[], FakeCompiler] | None = None,
         tenants: Sequence[TenantConfig] = (),
+        adapters: Sequence[wire.ServedAdapter] = (),
         **settings: Any,
     ) -> None:
         self.device = OneNamespaceDevice(n_pages, 4)
@@ -95,6 +96,7 @@ class Frontend:
             open_grammars=open_grammars or (lambda: self.grammars),
             eos_token_ids=eos_token_ids,
             max_model_len=100,
+            adapters=adapters,
             clock=lambda: self.now,
         )
         self.received: dict[str, ReceivedMessages] = {}
@@ -128,6 +130,7 @@ class Frontend:
         may_pause: bool = False,
         resumes: str = "",
         expected_pause_s: float | None = None,
+        adapter: str = "",
         **sampling: object,
     ) -> None:
         defaults = {"temperature": 1.0, "seed": 5, "max_tokens": 6} if pooling is None else {}
@@ -147,6 +150,7 @@ class Frontend:
             may_pause=may_pause,
             resumes=resumes,
             expected_pause_s=expected_pause_s,
+            adapter=adapter,
         )
         self.take(self.loop.receive(message))
 

@@ -54,17 +54,21 @@ def add_explain_route(
         tenant, max_tokens = tenant_of(request), served_model.max_prompt_and_answer
         if path in chats:
             chat = await app.read_body(request, chats[path], max_tokens)
-            encoding, salt = prompt_tokens(chat, served_model, tenant), chat.cache_salt
+            model, salt = served_model.named(chat.model), chat.cache_salt
+            encoding = prompt_tokens(chat, model, tenant)
         elif path in _PATHS:
             body = await app.read_body(request, _explain.decode, max_tokens)
-            encoding, salt = encode_prompt(body, served_model, tenant), body.cache_salt or ""
+            model, salt = served_model.named(body.model), body.cache_salt or ""
+            encoding = encode_prompt(body, served_model, tenant)
         else:
             paths = ", ".join((*_PATHS[1:], *chats))
             raise InvalidRequest(
                 f"path {shortened(path)} has no prompts to explain; give one of {paths}", param="path"
             )
         tokens = await cancel_on_disconnect(request.receive, encoding)
-        explained = await client.explain(tokens, salt, tenant=tenant, contents=explain_contents)
+        explained = await client.explain(
+            tokens, salt, tenant=tenant, adapter=model.adapter, contents=explain_contents
+        )
         fields = explanation(explained, served_model.tokenizer, contents=explain_contents)
         if request.query_params.get("return_token_ids", "false").lower() in ("true", "1"):
             fields["prompt_token_ids"] = unpack_tokens(tokens)
@@ -145,6 +149,9 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
             why = "the next page was cached but has been evicted"
         case "evicted_or_never_seen":
             why = "the next page is new, or was evicted too long ago to be remembered"
+        case "other_namespace" if explained.adapter_elsewhere is not None:
+            other = "without an adapter" if not explained.adapter_elsewhere else "with another adapter"
+            why = f"{explained.n_cached_elsewhere} are cached {other}, whose KV differs"
         case "other_namespace":
             why = f"{explained.n_cached_elsewhere} are cached under another cache_salt, which is not shared"
         case "no_state":

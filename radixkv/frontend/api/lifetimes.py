@@ -46,6 +46,8 @@ class CloseSessionRequest(msgspec.Struct, kw_only=True):
     """The body of ``POST /sessions/{id}/close``, which may be left out."""
 
     cache_salt: str | None = None
+    model: str | None = None
+    """That of the session's requests, if they had an adapter."""
 
 
 def add_lifetime_routes(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
@@ -58,7 +60,9 @@ def add_lifetime_routes(app: DocumentedApp, client: EngineClient, served_model: 
         tenant = tenant_of(request)
         body = await app.read_body(request, _invalidate.decode, longest)
         tokens = await cancel_on_disconnect(request.receive, _prefix(body, served_model, tenant))
-        return JSONResponse(_report(await client.invalidate(tokens, body.cache_salt or "", tenant=tenant)))
+        adapter = served_model.named(body.model).adapter
+        invalidated = await client.invalidate(tokens, body.cache_salt or "", tenant=tenant, adapter=adapter)
+        return JSONResponse(_report(invalidated))
 
     @app.post("/cache/pin", openapi_extra=app.json_body(PinRequest))
     async def pin(request: Request) -> Response:
@@ -67,7 +71,9 @@ def add_lifetime_routes(app: DocumentedApp, client: EngineClient, served_model: 
         body = await app.read_body(request, _pin.decode, longest)
         ttl_s = DEFAULT_TTL_S if body.ttl is None else parse_ttl(body.ttl, "ttl")
         tokens = await cancel_on_disconnect(request.receive, encode_prompt(body, served_model, tenant))
-        pinned = await client.pin(tokens, body.cache_salt or "", ttl_s, tenant=tenant)
+        pinned = await client.pin(
+            tokens, body.cache_salt or "", ttl_s, tenant=tenant, adapter=served_model.named(body.model).adapter
+        )
         return JSONResponse(
             {
                 "prompt_tokens": pinned.n_tokens,
@@ -88,7 +94,12 @@ def add_lifetime_routes(app: DocumentedApp, client: EngineClient, served_model: 
             body = await app.read_body(request, _close.decode, 0)
         check_session_id(session_id)
         check_cache_salt(body.cache_salt or "")
-        closed = await client.close_session(session_id, body.cache_salt or "", tenant=tenant_of(request))
+        closed = await client.close_session(
+            session_id,
+            body.cache_salt or "",
+            tenant=tenant_of(request),
+            adapter=served_model.named(body.model).adapter,
+        )
         tiers = {"device": closed.n_on_device, "host": closed.n_in_host}
         pages = {tier: n_pages for tier, n_pages in tiers.items() if n_pages is not None}
         return JSONResponse({"session_id": session_id, "pages_demoted": pages})
@@ -100,7 +111,7 @@ async def _prefix(body: InvalidateRequest, served_model: ServedModel, tenant: st
         tokens = await encode_prompt(body, served_model, tenant)
         check_prefix(len(tokens) // 4, served_model.ready.page_size)
         return tokens
-    served_model.check_name(body.model)
+    served_model.named(body.model)
     if body.cache_salt is None:
         raise InvalidRequest(
             "give prompt or messages, or only a cache_salt to drop all that is cached with it; "

@@ -155,7 +155,7 @@ def _tokenizer_info(served_model: ServedModel) -> dict[str, Any]:
 
 
 async def _detokenized(body: DetokenizeRequest, served_model: ServedModel) -> str:
-    served_model.check_name(body.model)
+    served_model.named(body.model)
     tokenizer = served_model.require_tokenizer("tokens")
     check_ids(body.tokens, served_model.vocab_size, "tokens")
     if len(body.tokens) <= _MAX_INLINE_SIZE:

@@ -9,8 +9,9 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 import msgspec
 
@@ -65,11 +66,18 @@ class RequestLog:
 
     Args:
         model: the served model's name.
+        adapters: names of its adapters by their digests.
         write: takes the lines. An ``OSError`` of it is logged once, and the line is lost.
     """
 
-    def __init__(self, model: str, write: Callable[[bytes], object]) -> None:
+    def __init__(
+        self,
+        model: str,
+        write: Callable[[bytes], object],
+        adapters: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._model = model
+        self._adapters = adapters
         self._write = write
         self._has_failed = False
         self._salt_key = secrets.token_bytes(16)  # without a key, salts that can be guessed could be found out
@@ -95,7 +103,7 @@ class RequestLog:
             id=prompt.id,
             request_id=ended.arrival.request_id,
             route=ended.arrival.route,
-            model=self._model,
+            model=self._adapters.get(prompt.adapter, self._model),
             prompt_tokens=len(prompt.tokens) // 4,
             cached_tokens=ended.cached_tokens,
             completion_tokens=ended.n_output,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from radixkv.errors import ConfigError
@@ -31,15 +32,19 @@ class RequestTraces:
     Args:
         model: the served model's name.
         provider: gets the spans.
+        adapters: names of the model's adapters by their digests.
     """
 
-    def __init__(self, model: str, provider: TracerProvider) -> None:
+    def __init__(
+        self, model: str, provider: TracerProvider, adapters: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._api = trace
         self._propagator = TraceContextTextMapPropagator()
         self._model = model
+        self._adapters = adapters
         self._tracer = provider.get_tracer("radixkv", __version__)
 
     def add(self, ended: EndedRequest) -> None:
@@ -71,7 +76,7 @@ class RequestTraces:
         attributes: dict[str, str | bool | int | float | tuple[str, ...]] = {
             "http.route": ended.arrival.route,
             "http.response.header.x-request-id": (ended.arrival.request_id,),
-            "gen_ai.response.model": self._model,
+            "gen_ai.response.model": self._adapters.get(prompt.adapter, self._model),
             "gen_ai.request.id": prompt.id,
             "gen_ai.request.n": sampling.n,
             "gen_ai.request.temperature": sampling.temperature,

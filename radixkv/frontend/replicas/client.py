@@ -182,18 +182,25 @@ class ReplicasClient:
         return sum_counts(await self._order(lambda replica: replica.flush()))
 
     async def invalidate(
-        self, tokens: bytes, cache_salt: str, *, tenant: str, lowest_tier: Tier = "storage"
+        self, tokens: bytes, cache_salt: str, *, tenant: str, adapter: str = "", lowest_tier: Tier = "storage"
     ) -> Invalidated:
         """See ``EngineClient.invalidate``; in all replicas."""
         return sum_counts(
             await self._order(
-                lambda replica: replica.invalidate(tokens, cache_salt, tenant=tenant, lowest_tier=lowest_tier)
+                lambda replica: replica.invalidate(
+                    tokens, cache_salt, tenant=tenant, adapter=adapter, lowest_tier=lowest_tier
+                )
             )
         )
 
-    async def close_session(self, session_id: str, cache_salt: str, *, tenant: str) -> SessionClosed:
+    async def close_session(
+        self, session_id: str, cache_salt: str, *, tenant: str, adapter: str = ""
+    ) -> SessionClosed:
         """See ``EngineClient.close_session``; in all replicas that know the session. Who is down knows none."""
-        queries = (replica.close_session(session_id, cache_salt, tenant=tenant) for replica in self.runtimes)
+        queries = (
+            replica.close_session(session_id, cache_salt, tenant=tenant, adapter=adapter)
+            for replica in self.runtimes
+        )
         closed, errors = _parted(await asyncio.gather(*queries, return_exceptions=True))
         for error in errors.values():
             if not isinstance(error, SessionNotFound | RuntimeDied | RuntimeRestarting):
@@ -203,17 +210,21 @@ class ReplicasClient:
             raise unknown[0] if unknown else _soonest(errors.values())
         return sum_counts(list(closed.values()))
 
-    async def explain(self, tokens: bytes, cache_salt: str, *, tenant: str, contents: bool) -> Explained:
+    async def explain(
+        self, tokens: bytes, cache_salt: str, *, tenant: str, adapter: str = "", contents: bool
+    ) -> Explained:
         """See ``EngineClient.explain``; the answer of the replica that has the most of the prompt."""
         replies = await self._ask(
-            lambda replica: replica.explain(tokens, cache_salt, tenant=tenant, contents=contents)
+            lambda replica: replica.explain(tokens, cache_salt, tenant=tenant, adapter=adapter, contents=contents)
         )
         # Of replicas that have as much, one may know more of why it ends there.
         return max(replies.values(), key=lambda one: (one.n_cached, one.n_on_disk, one.reason != "never_seen"))
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
+    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
         """See ``EngineClient.match``; for each prompt, what that replica has which has the most of it."""
-        replies = await self._ask(lambda replica: replica.match(prompts, cache_salt, tenant=tenant))
+        replies = await self._ask(
+            lambda replica: replica.match(prompts, cache_salt, tenant=tenant, adapter=adapter)
+        )
         return best_match(list(replies.values()))
 
     async def stored(self, request: InFlightRequest, *, asks_store: bool) -> Stored:
@@ -225,7 +236,7 @@ class ReplicasClient:
         replies = await self._ask(lambda replica: replica.outline(contents=contents))
         return joint_outline(replies, len(self.runtimes))
 
-    async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str) -> Pinned:
+    async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str, adapter: str = "") -> Pinned:
         """Pins what is cached of ``tokens`` where its pin is, or else in the replica that has the most of it.
 
         Ends a pin in all replicas.
@@ -234,11 +245,13 @@ class ReplicasClient:
         """
         if ttl_s:
             replies = await self._ask(
-                lambda replica: replica.explain(tokens, cache_salt, tenant=tenant, contents=False)
+                lambda replica: replica.explain(tokens, cache_salt, tenant=tenant, adapter=adapter, contents=False)
             )
             chosen = max(replies, key=lambda index: (replies[index].has_own_pin, _n_to_pin(replies[index])))
-            return await self.runtimes[chosen].pin(tokens, cache_salt, ttl_s, tenant=tenant)
-        pinned = await self._ask(lambda replica: replica.pin(tokens, cache_salt, ttl_s, tenant=tenant))
+            return await self.runtimes[chosen].pin(tokens, cache_salt, ttl_s, tenant=tenant, adapter=adapter)
+        pinned = await self._ask(
+            lambda replica: replica.pin(tokens, cache_salt, ttl_s, tenant=tenant, adapter=adapter)
+        )
         return max(pinned.values(), key=lambda one: one.n_pinned)
 
     async def stats(self) -> Stats:

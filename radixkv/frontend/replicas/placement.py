@@ -47,7 +47,7 @@ class Replica(Protocol):
         """When its cache was emptied last, in monotonic seconds; 0 if it was not since the start."""
         ...
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
+    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
         """Says how much of each prompt every tier has. Raises ``RequestError``."""
         ...
 
@@ -101,9 +101,9 @@ class Placement:
             return {}
 
         async def ask(replica: Replica) -> Sequence[int] | None:
-            tokens = [prompt.tokens for prompt in asked]
+            tokens, first = [prompt.tokens for prompt in asked], prompts[0]
             try:
-                matched = await replica.match(tokens, prompts[0].cache_salt, tenant=prompts[0].tenant)
+                matched = await replica.match(tokens, first.cache_salt, tenant=first.tenant, adapter=first.adapter)
             except (RequestError, WireError):
                 return None
             return [match.n_on_device + match.n_in_host + match.n_on_disk // 2 for match in matched.prompts]
@@ -134,7 +134,7 @@ class Placement:
             was_refused: whether another replica has refused it, because its queue is full.
         """
         now_s = self._clock()
-        prefixes = prefixes_of(prompt.tokens, f"{prompt.tenant}\0{prompt.cache_salt}".encode())
+        prefixes = prefixes_of(prompt.tokens, "\0".join(_namespace(prompt)).encode())
         since = {
             index: max(replica.empty_since, now_s - UNKNOWN_S if index in found else 0.0)
             for index, replica in replicas.items()
@@ -174,7 +174,12 @@ def _can_be_asked(prompts: Sequence[Submit]) -> Sequence[Submit]:
         n_bytes += len(prompt.tokens)
         if asked and n_bytes > MAX_MATCHED_TOKENS * _TOKEN_BYTES:
             break
-        if not prompt.reads_cache or (prompt.cache_salt, prompt.tenant) != (first.cache_salt, first.tenant):
+        if not prompt.reads_cache or _namespace(prompt) != _namespace(first):
             return ()
         asked.append(prompt)
     return asked
+
+
+def _namespace(prompt: Submit) -> tuple[str, str, str]:
+    """Returns what prompts that share pages have in common."""
+    return prompt.tenant, prompt.adapter, prompt.cache_salt

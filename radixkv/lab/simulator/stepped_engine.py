@@ -127,7 +127,7 @@ class SteppedEngine:
         """See ``Replica``. O(requests in flight)."""
         return sum(self._loads.values())
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
+    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
         """See ``Replica``. O(edges) a prompt, and with a disk tier O(tokens)."""
         matches = tuple(match_tiers(self._scheduler, self.namespace, tokens) for tokens in prompts)
         return Matched("", matches, self.n_in_flight, 0, None, None)

@@ -7,6 +7,21 @@ import msgspec
 from radixkv.settings.config import AttentionBackend, KVCacheDtype, LoadFormat, Task
 
 
+class AdapterSource(msgspec.Struct, frozen=True):
+    """An adapter that the engine is started with."""
+
+    name: str
+    """By which requests ask for it."""
+    path: str
+    """Of its folder."""
+    digest: str
+    """Of what it computes."""
+    max_rank: int
+    """Most ranks that it may have."""
+    n_values: int
+    """Values of its matrices."""
+
+
 class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that a device reads, with their defaults resolved. They can be sent to another process."""
 
@@ -45,3 +60,10 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether CUDA runs without graphs."""
     task: Task = "generate"
     """What the checkpoint is for: with ``embed`` it needs no output head."""
+    adapters: tuple[AdapterSource, ...] = ()
+    """The adapters that rows may name by their digests."""
+
+    @property
+    def adapter_digests(self) -> frozenset[str]:
+        """Digests of the adapters."""
+        return frozenset(adapter.digest for adapter in self.adapters)

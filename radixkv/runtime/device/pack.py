@@ -139,6 +139,7 @@ class Packer:
         count_split: Callable[[PackedStep], int] | None = None,
     ) -> None:
         self._settings = settings
+        self._adapters = settings.adapter_digests
         self._count_split = count_split
         self._n_pages = n_pages
         self._max_tokens = max_tokens
@@ -154,6 +155,7 @@ class Packer:
     def pack(self, plan: StepPlan) -> PackedStep:
         """Returns the plan as arrays. Raises ``DeviceError`` and changes nothing if the plan does not fit."""
         _check_plan(plan, self._settings.max_num_seqs, self._n_pages)
+        self._check_adapters(plan)
         if self._count_split is not None and len(plan.rows) + plan.n_drafts > self._settings.max_num_seqs:
             raise DeviceError(
                 f"step {plan.step} has {len(plan.rows)} rows and {plan.n_drafts} drafts, each a row to the device, "
@@ -184,6 +186,14 @@ class Packer:
         if not plan.n_drafts and n_split == plan.n_decode:
             return step
         return step.split(n_split, self._settings.max_num_seqs)
+
+    def _check_adapters(self, plan: StepPlan) -> None:
+        """Raises ``DeviceError`` if a row has an adapter that the device has not. O(rows)."""
+        for row in plan.rows:
+            if row.adapter and row.adapter not in self._adapters:
+                raise DeviceError(
+                    f"step {plan.step}, batch slot {row.batch_slot}: the device has no adapter {row.adapter[:12]}"
+                )
 
     def _check(self, step: PackedStep, n_id_bytes: Ints) -> None:
         rows, n_rows, n_decode, n_ids = step.rows, step.n_rows, step.n_decode, len(step.ids)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Medium
@@ -19,9 +20,18 @@ class EventLog:
         tiers: the changes of the other tiers, which are empty as well.
         shows_salted_tokens: whether events of prompts with a ``cache_salt``, or of a tenant's own, have their
             tokens.
+        adapter_names: names of adapters by their digests.
     """
 
-    def __init__(self, device: PageCache, tiers: Sequence[TierChanges], *, shows_salted_tokens: bool) -> None:
+    def __init__(
+        self,
+        device: PageCache,
+        tiers: Sequence[TierChanges],
+        *,
+        shows_salted_tokens: bool,
+        adapter_names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._adapter_names = adapter_names
         self._page_size = device.page_size
         self._shows_salted_tokens = shows_salted_tokens
         self._tiers = [TierChanges("GPU", device.tree.record_changes(), device.tree.computed_pages), *tiers]
@@ -53,4 +63,7 @@ class EventLog:
     def _stored(self, medium: Medium, pages: StoredPages) -> BlockStored:
         is_shown = self._shows_salted_tokens or not pages.namespace.is_private
         tokens = unpack_tokens(pages.tokens) if is_shown else []
-        return BlockStored(list(pages.digests), pages.parent_digest, tokens, self._page_size, medium)
+        name = self._adapter_names.get(pages.namespace.adapter)
+        return BlockStored(
+            list(pages.digests), pages.parent_digest, tokens, self._page_size, medium, lora_name=name
+        )

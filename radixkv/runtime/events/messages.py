@@ -29,7 +29,8 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, gc=False):
     medium: Medium
     lora_id: None = None
     """Always there: vLLM's subscribers require it, as ``lora_name``."""
-    lora_name: None = None
+    lora_name: str | None = None
+    """Name of the adapter with which they were computed; None: without one."""
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag=True, gc=False):

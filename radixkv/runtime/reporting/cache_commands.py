@@ -135,7 +135,7 @@ class CacheCommands:
         n_copied = min(explanation.n_partial, n_tokens - 1 - n_cached)
         if n_copied >= self._cache.min_copied_tokens and not hits.is_loaded:  # loads bring whole pages only
             n_cached += n_copied
-        position, token = explanation.first_difference, None
+        position, token, elsewhere = explanation.first_difference, None, explanation.namespace
         if position is not None:
             (token,) = unpack_tokens(message.tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES])
         return Explained(
@@ -148,6 +148,9 @@ class CacheCommands:
             token=token,
             cached_token=explanation.cached_token,
             n_cached_elsewhere=explanation.n_tokens_elsewhere,
+            adapter_elsewhere=None
+            if elsewhere is None or not namespace.differs_in_adapter(elsewhere)
+            else elsewhere.adapter,
             is_demoted=cache.tree.demotions.reach_end(namespace, message.tokens),
             n_pinned=n_pinned,
             pin_seconds_left=pin_seconds_left,

@@ -47,5 +47,7 @@ def find_miss(cache: PageCache, request: Request, n_found: int) -> CacheMiss | N
         prompt=tokens[end * TOKEN_BYTES : (end + _N_DIFFERENT) * TOKEN_BYTES],
         cached=explanation.cached_tokens[: _N_DIFFERENT * TOKEN_BYTES],
         n_elsewhere=explanation.n_tokens_elsewhere,
+        is_other_adapter=explanation.namespace is not None
+        and request.namespace.differs_in_adapter(explanation.namespace),
         is_new=explanation.reason in ("differs", "evicted_or_never_seen") and not explanation.comes_back,
     )

@@ -109,6 +109,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     window_pages: tuple[int, ...] = ()
     """New entries of the window block table, where layers with windows have pages of their own. Any entries after
     these, and those behind the window, are stale."""
+    adapter: str = ""
+    """Digest of the adapter that changes the model for this row; empty: none does."""
 
     @property
     def reports_states(self) -> bool:

@@ -187,15 +187,19 @@ REFUSED = (
         "use radixkv serve --kv-events-config",
     ),
     Refused(
-        "this release has no adapters",
-        {
-            ENGINE: "enable_lora=false lora_paths lora_modules max_loras",
-            CALLS: "lora_request",
-            Place.LLM_GENERATE: "prompt_adapter_request",
-            BODIES: "lora_path",
-            Place.ROUTE: "/v1/load_lora_adapter /v1/unload_lora_adapter",
-        },
+        "adapters are named at the start, by --lora-modules NAME=FOLDER",
+        {Place.ROUTE: "/v1/load_lora_adapter /v1/unload_lora_adapter"},
     ),
+    Refused("the name of an adapter is a model", {OPENAI: "lora_path"}, "use model, as /v1/models lists it"),
+    Refused(
+        "this command answers with the model alone",
+        {
+            Place.OFFLINE_FLAG: "enable_lora=false lora_modules lora_paths max_loras max_loras_per_batch "
+            "max_lora_rank max_cpu_loras max_loaded_loras"
+        },
+        "use radixkv serve --lora-modules NAME=FOLDER, or LLM.generate with lora_request",
+    ),
+    Refused("this release has LoRA, and no prompt adapters", {Place.LLM_GENERATE: "prompt_adapter_request"}),
     Refused(
         "grammars are compiled by xgrammar",
         {

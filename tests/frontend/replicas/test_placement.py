@@ -33,7 +33,7 @@ class FakeReplica:
     error: RequestError | None = None
     asked: list[Sequence[bytes]] = field(default_factory=list)
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
+    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
         self.asked.append(prompts)
         await asyncio.sleep(self.silence_s)
         if self.may_answer is not None:
@@ -213,3 +213,14 @@ def test_a_prompt_weighs_its_answers_and_what_it_computes() -> None:
     long = replace(prompt(), tokens=pack_tokens(range(8192)), sampling=SamplingParams(n=3))
     assert patient().choose(long, {0: FakeReplica()}, {}) == (0, 3 + 8)
     assert patient().choose(long, {0: FakeReplica()}, {0: 6144}) == (0, 3 + 2)
+
+
+def test_what_was_sent_for_one_adapter_does_not_count_for_another() -> None:
+    placement, replicas = patient(), {0: FakeReplica(), 1: FakeReplica()}
+    first = choose(placement, replicas)
+    adapted = replace(prompt(), adapter="12ab")
+    second = choose(placement, replicas, adapted)
+    assert second != first
+    assert choose(placement, replicas, adapted) == second
+    assert choose(placement, replicas) == first
+    assert asyncio.run(patient().probe(replicas, [prompt(), adapted])) == {}, "prompts of two namespaces"

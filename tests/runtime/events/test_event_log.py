@@ -56,6 +56,20 @@ def test_whole_pages_are_announced_once_their_kv_is_computed() -> None:
     assert log.take() == [], "nothing new"
 
 
+def test_pages_of_an_adapter_have_its_name_and_hashes_of_their_own() -> None:
+    front = Frontend(adapters=[wire.ServedAdapter(*one) for one in (("sql", "/a", "12ab"), ("same", "/b", "12ab"))])
+    log = open_event_log(front.loop, shows_salted_tokens=False)
+    front.serve("a", PROMPT[:8], max_tokens=1, adapter="12ab")
+    (stored,) = decoded(log.take())
+    assert isinstance(stored, BlockStored)
+    assert (stored.lora_name, stored.token_ids) == ("sql", PROMPT[:8])
+    front.serve("b", PROMPT[:8], max_tokens=1)
+    (plain,) = decoded(log.take())
+    assert isinstance(plain, BlockStored)
+    assert (plain.lora_name, plain.block_hashes) == (None, hashes(PROMPT[:8]))
+    assert not set(plain.block_hashes) & set(stored.block_hashes)
+
+
 def test_a_branch_continues_the_page_that_it_shares() -> None:
     front, log = opened()
     front.serve("a", PROMPT, max_tokens=1)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from radixkv.wire import messages as wire
 from radixkv.wire.messages import CacheMiss, unpack_tokens
 from support.fake_device import expected_output
 from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done
@@ -121,3 +122,22 @@ def test_a_request_that_a_cancelled_leader_leaves_behind_keeps_its_miss() -> Non
     miss = done(front.received["a"]).miss
     assert miss.n_matched == 0
     assert front.serve("canary").tokens[0] == expected_output(NAMESPACE, PROMPT, 6, seed=5)
+
+
+def test_what_another_adapter_has_cached_is_named() -> None:
+    """Rather than another salt that has as much."""
+    adapters = [wire.ServedAdapter(name, f"/{name}", digest) for name, digest in (("sql", "12ab"), ("law", "34cd"))]
+    front = Frontend(adapters=adapters)
+    front.serve("salted", FIRST, salt="hers")
+    assert not miss_of(front, FIRST, adapter="12ab").is_other_adapter
+    miss = miss_of(front, FIRST, adapter="34cd")
+    assert (miss.reason, miss.is_other_adapter) == ("other_namespace", True)
+    assert miss.n_elsewhere is not None
+
+
+def test_an_adapter_that_is_not_loaded_is_refused(front: Frontend) -> None:
+    front.serve("a", FIRST, adapter="12ab")
+    failed = front.received["a"].terminal
+    assert isinstance(failed, wire.Failed)
+    assert (failed.code, failed.param) == ("invalid_request", "model")
+    assert "no adapter with the digest '12ab' is loaded" in failed.text

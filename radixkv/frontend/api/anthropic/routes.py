@@ -34,16 +34,16 @@ def add_messages_routes(
         """Anthropic's messages."""
         arrived = Arrival.of(request)
         body = await app.read_body(request, parse_messages, served_model.max_prompt_and_answer)
-        served_model.check_name(body.model)
+        model = served_model.named(body.model)
         chat = to_chat(body)
-        answer = await open_answer(request, chat, client, served_model, arrived)
+        answer = await open_answer(request, chat, client, model, arrived)
         diagnosis = None
         if body.diagnostics is not None:
-            fingerprint = message_fingerprint(body, chat, answer, served_model)
+            fingerprint = message_fingerprint(body, chat, answer, model)
             diagnosis = diagnostics.open(arrived.tenant, message_id(answer), fingerprint, body.compared_id)
         writer = MessageWriter(
             answer,
-            served_model.name,
+            model.name,
             diagnosis,
             explains_cache=bool(body.explain_cache),
             reports_edits=body.context_management is not None,
@@ -54,8 +54,8 @@ def add_messages_routes(
     async def count(request: Request) -> Response:
         """The number of tokens that the prompt of a message would have."""
         body = await app.read_body(request, parse_count_tokens, MAX_COUNTED_CHARACTERS)
-        served_model.check_name(body.model)
-        counting = count_tokens(prompt_chat(body), served_model, tenant_of(request))
+        model = served_model.named(body.model)
+        counting = count_tokens(prompt_chat(body), model, tenant_of(request))
         n_tokens = await cancel_on_disconnect(request.receive, counting)
         edits = (
             {} if body.context_management is None else {"context_management": {"original_input_tokens": n_tokens}}

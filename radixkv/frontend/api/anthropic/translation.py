@@ -42,6 +42,7 @@ def prompt_chat(request: CountTokensRequest) -> Chat:
         parallel_tool_calls=is_parallel,
         variables=_variables(request),
         continue_final_message=bool(messages) and _is_prefill(messages[-1]),
+        model=request.model,
         cache_salt=request.cache_salt or "",
     )
 

@@ -29,7 +29,7 @@ def add_embeddings_route(app: DocumentedApp, client: EngineClient, served_model:
         """OpenAI's embeddings of one or several inputs."""
         arrived = Arrival.of(request)
         body = await app.read_body(request, parse_embedding, served_model.max_prompt_and_answer)
-        served_model.check_name(body.model)
+        served_model.named(body.model)
         served_model.check_request(body.priority, body.cache_salt, None)
         check_dimensions(body.dimensions, served_model.hidden_size)
         inputs = split_prompts(body.input, "input", MAX_POOLED)

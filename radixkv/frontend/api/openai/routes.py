@@ -32,15 +32,11 @@ def add_openai_routes(app: DocumentedApp, client: EngineClient, served_model: Se
         """OpenAI's completions of one or several prompts."""
         arrived = Arrival.of(request)
         body = await app.read_body(request, parse_completion, served_model.max_prompt_and_answer)
-        served_model.check_name(body.model)
-        prompts = await cancel_on_disconnect(
-            request.receive, completion_prompts(body, served_model, arrived.tenant)
-        )
-        echoed = await echoed_texts(body, served_model, prompts) if body.echo else None
-        response_format = CompletionFormat(body, served_model, prompts[0].id)
-        writer = ResponseWriter(
-            body, response_format, served_model, prompts, client, echoed=echoed, arrived=arrived
-        )
+        model = served_model.named(body.model)
+        prompts = await cancel_on_disconnect(request.receive, completion_prompts(body, model, arrived.tenant))
+        echoed = await echoed_texts(body, model, prompts) if body.echo else None
+        response_format = CompletionFormat(body, model, prompts[0].id)
+        writer = ResponseWriter(body, response_format, model, prompts, client, echoed=echoed, arrived=arrived)
         return await respond(request, writer, streams=bool(body.stream))
 
     @app.post("/v1/chat/completions", openapi_extra=app.json_body(ChatRequest, ["echo"]))
@@ -48,13 +44,11 @@ def add_openai_routes(app: DocumentedApp, client: EngineClient, served_model: Se
         """OpenAI's chat completions."""
         arrived = Arrival.of(request)
         body = await app.read_body(request, parse_chat, served_model.max_prompt_and_answer)
-        served_model.check_name(body.model)
-        encoding = chat_prompt(to_chat(body), served_model, arrived.tenant)
+        model = served_model.named(body.model)
+        encoding = chat_prompt(to_chat(body), model, arrived.tenant)
         prompt = await cancel_on_disconnect(request.receive, encoding)
-        response_format = ChatFormat(body, served_model, prompt.submit.id)
-        writer = ResponseWriter(
-            body, response_format, served_model, [prompt.submit], client, chat=prompt, arrived=arrived
-        )
+        response_format = ChatFormat(body, model, prompt.submit.id)
+        writer = ResponseWriter(body, response_format, model, [prompt.submit], client, chat=prompt, arrived=arrived)
         return await respond(request, writer, streams=bool(body.stream))
 
 
@@ -63,18 +57,18 @@ def add_models_routes(app: DocumentedApp, served_model: ServedModel) -> None:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        """The served model, in a list with an entry for each of its names."""
-        entries = [_model(served_model, name) for name in served_model.names]
+        """The served model, in a list with an entry for each of its names, and for each adapter."""
+        names = (*served_model.names, *served_model.adapted)
+        entries = [_model(served_model.named(name), name) for name in names]
         return JSONResponse({"object": "list", "data": entries})
 
     parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
     @app.get("/v1/models/{name:path}", openapi_extra={"parameters": [parameter]})
     async def model(request: Request) -> Response:
-        """The served model."""
+        """The served model, or one with an adapter."""
         name = request.path_params["name"]
-        served_model.check_name(name)
-        return JSONResponse(_model(served_model, name))
+        return JSONResponse(_model(served_model.named(name), name))
 
 
 def _model(served_model: ServedModel, name: str) -> dict[str, object]:
@@ -85,4 +79,4 @@ def _model(served_model: ServedModel, name: str) -> dict[str, object]:
         "owned_by": "radixkv",
         "root": served_model.root,
         "max_model_len": served_model.max_prompt_and_answer,
-    }
+    } | ({} if served_model.parent is None else {"parent": served_model.parent})

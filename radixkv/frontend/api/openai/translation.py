@@ -82,6 +82,7 @@ async def completion_prompts(request: CompletionRequest, served_model: ServedMod
             priority=request.priority or 0,
             pins=() if request.pin_s is None else (PromptPin(len(tokens) // 4, request.pin_s),),
             session_id=request.session_id or "",
+            adapter=served_model.adapter,
         )
         for index, tokens in enumerate(encoded)
     ]

@@ -29,7 +29,7 @@ def add_rerank_routes(app: DocumentedApp, client: EngineClient, served_model: Se
         request: Request, body: PairFields, pairs: Sequence[tuple[str, str]], field: str
     ) -> PooledPrompts:
         arrived = Arrival.of(request)
-        served_model.check_name(body.model)
+        served_model.named(body.model)
         served_model.check_request(body.priority, body.cache_salt, None)
         if len(pairs) > MAX_POOLED:
             raise InvalidRequest(f"{len(pairs)} {field}; at most {MAX_POOLED} a request", param=field)

@@ -75,6 +75,7 @@ def to_chat(request: ResponsesRequest) -> Chat:
         format_field="tools" if text_format is None else "text",
         variables=effort_variables(None if request.reasoning is None else request.reasoning.effort),
         pin_s=None if options is None else options.pin_s,
+        model=request.model,
         cache_salt=request.cache_salt or "",
         session_id=request.session_id or "",
         priority=request.priority or 0,

@@ -47,9 +47,10 @@ def add_generate_route(app: DocumentedApp, client: EngineClient, served_model: S
         """SGLang's generation; each event of a stream has all text so far."""
         arrived = Arrival.of(request)
         body, sampling = await app.read_body(request, parse_generate, served_model.max_prompt_and_answer)
-        encoding = generate_prompts(body, sampling, served_model, arrived.tenant)
+        model = served_model.named(body.lora_path or None, "lora_path")
+        encoding = generate_prompts(body, sampling, model, arrived.tenant)
         prompts = await cancel_on_disconnect(request.receive, encoding)
-        writer = GenerateWriter(body, prompts, client, served_model, arrived=arrived)
+        writer = GenerateWriter(body, prompts, client, model, arrived=arrived)
         return await respond(request, writer, streams=bool(body.stream))
 
 

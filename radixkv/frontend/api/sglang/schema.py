@@ -49,6 +49,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     rid: str | list[str] | None = None
     priority: Int64 | None = None
     cache_salt: str | None = None
+    lora_path: str | None = None
+    """Name of an adapter."""
     session_id: str | None = None
     skip_reading_prefix_cache: bool | None = False
     explain_cache: bool | None = False

@@ -119,6 +119,7 @@ def _generate_prompt(
         reads_cache=not request.skip_reading_prefix_cache,
         priority=request.priority or 0,
         session_id=request.session_id or "",
+        adapter=served_model.adapter,
     )
     has_prompt_logprobs = sampling.logprobs is not None and start >= 0
     return GeneratePrompt(

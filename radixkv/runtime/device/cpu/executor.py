@@ -15,6 +15,9 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError, DeviceError
 from radixkv.processes.cores import n_cores
+from radixkv.runtime.device.adapters.operations import LoraOperations
+from radixkv.runtime.device.adapters.rows import StepRows
+from radixkv.runtime.device.adapters.sources import open_adapters
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cpu.base import Attention
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
@@ -107,7 +110,14 @@ class CpuExecutor:
                 _check_memory(weights, page, n_pages, settings)
             config = weights.config
             kv_scales = None if page.dtype == weights.dtype else weights.kv_scales()
-            operations: Operations = CpuOperations(config, max_model_len)
+            cpu_operations = CpuOperations(config, max_model_len)
+            operations: Operations = cpu_operations
+            self._adapter_rows: StepRows | None = None
+            if settings.adapters:
+                self._adapter_rows = StepRows()
+                operations = with_adapters = LoraOperations(
+                    cpu_operations, open_adapters(settings.adapters, config), weights.dtype, self._adapter_rows
+                )
             if collectives is not None:
                 sum_parts = collectives.sum
                 operations = SummedOperations(
@@ -117,6 +127,8 @@ class CpuExecutor:
                     operations.head,
                 )
             self.model = Decoder(weights, operations, kv_scales)
+            if settings.adapters:
+                with_adapters.check_whole()
             self.dtype = str(weights.dtype).removeprefix("torch.")
         states = self.n_states = None
         if config.recurrent is not None:
@@ -230,6 +242,8 @@ class CpuExecutor:
         inputs = self._batch.inputs(packed, sequences)
         if self._window_tables is not None:
             inputs = replace(inputs, in_windows=self._window_tables.inputs(packed, inputs))
+        if self._adapter_rows is not None:
+            self._adapter_rows.plan(packed.plan.rows)
         hidden = self.model(inputs, self.pool, self.attention)
         last = hidden[torch.from_numpy(packed.sampled)]
         positions = [(index, one) for index, row in enumerate(packed.plan.rows) for one in row.samplings()]
@@ -422,6 +436,7 @@ def _check_memory(
     """
     pool_bytes = n_ranks * (n_pages + 1) * page.n_bytes
     weights_bytes = n_ranks * weights.peak_bytes
+    weights_bytes += sum(adapter.n_values for adapter in settings.adapters) * weights.dtype.itemsize
     if (recurrent := weights.config.recurrent) is not None:
         max_rows = settings.max_num_seqs
         states_bytes = n_ranks * all_states_bytes(recurrent, weights.dtype, settings)

@@ -375,6 +375,8 @@ def _kind(weights: object) -> Hashable:
     """Returns types, shapes, dtypes and alignments of all that ``weights`` consists of: kernels depend on these."""
     if isinstance(weights, Tensor):
         return weights.shape, weights.dtype, weights.data_ptr() % 16
+    if isinstance(weights, LinearWeights):  # kernels do not depend on names
+        return LinearWeights, _kind(weights.weight), _kind(weights.bias)
     if is_dataclass(weights):
         return type(weights), *map(_kind, vars(weights).values())
     assert weights is None or isinstance(weights, int), "weights have tensors, sizes and optional parts"

@@ -14,11 +14,25 @@ Matrix = Tensor | Fp8Matrix | Int4Matrix
 
 
 @dataclass(frozen=True)
+class Part:
+    """One of the checkpoint's matrices in a stack of them, or some of its rows."""
+
+    name: str
+    """Of the matrix, without the suffix ``.weight``."""
+    n_out: int
+    """Rows of the stack."""
+    rows: Tensor | None = None
+    """[n_out] int64: which rows of the matrix these are; None: all, in their order."""
+
+
+@dataclass(frozen=True)
 class LinearWeights:
     """A matrix [out, in] and an optional bias [out]. Matrices that share an input are stacked along ``out``."""
 
     weight: Matrix
     bias: Tensor | None = None
+    parts: tuple[Part, ...] = ()
+    """The checkpoint's matrices of the stack, in their order; none where no adapter can change them."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from radixkv.runtime.device.model_config.families import WeightNames
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
 from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix
-from radixkv.runtime.device.weights.layer_weights import LinearWeights, Matrix, NormWeights
+from radixkv.runtime.device.weights.layer_weights import LinearWeights, Matrix, NormWeights, Part
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
 from radixkv.runtime.device.weights.safetensors import TensorSource
 from radixkv.runtime.device.weights.shapes import TensorShapes
@@ -62,7 +62,8 @@ class MatrixReader:
         names = [f"{name}.weight" for name in parts]
         weight = self.empty(self._stacked_shape(names), self.format(names))
         self._fill_stacked(names, weight)
-        return LinearWeights(weight, self._stacked(biases) if biases else None)
+        stack = tuple(Part(part, self.shapes[name][0]) for part, name in zip(parts, names, strict=True))
+        return LinearWeights(weight, self._stacked(biases) if biases else None, stack)
 
     def format(self, names: Sequence[str]) -> MatrixFormat | None:
         """Returns the format in which stacked matrices stay quantized; None if they are kept in 16 bits."""

@@ -27,6 +27,7 @@ from radixkv.runtime.device.weights.layer_weights import (
     LinearWeights,
     MlpWeights,
     NormWeights,
+    Part,
     RecurrentWeights,
     SharedExpertWeights,
     expert_of,
@@ -388,7 +389,15 @@ class Weights:
         reader.fill_interleaved(f"{names.query.format(layer=layer)}.weight", (queries, gates), config.n_heads)
         reader.fill(f"{names.key.format(layer=layer)}.weight", keys)
         reader.fill(f"{names.value.format(layer=layer)}.weight", values)
-        return LinearWeights(stacked), LinearWeights(gates)
+        query = names.query.format(layer=layer)
+        rows_of_heads = torch.arange(2 * n_queries).view(config.n_heads, 2, config.head_dim)
+        parts = (
+            Part(query, n_queries, rows_of_heads[:, 0].flatten()),
+            Part(names.key.format(layer=layer), n_keys),
+            Part(names.value.format(layer=layer), n_keys),
+        )
+        gate_part = Part(query, n_queries, rows_of_heads[:, 1].flatten())
+        return LinearWeights(stacked, parts=parts), LinearWeights(gates, parts=(gate_part,))
 
     def _experts(self, layer: int) -> ExpertsWeights | None:
         experts, names = self.config.experts_of(layer), self.config.names

@@ -338,7 +338,6 @@ def test_a_wrong_field_is_refused_by_name(site: Site) -> None:
     [
         ("input_embeds", [[0.5]]),
         ("image_data", "x"),
-        ("lora_path", "x"),
         ("session_params", {"id": "a"}),
         ("custom_logit_processor", "x"),
         ("extra_key", "tenant"),

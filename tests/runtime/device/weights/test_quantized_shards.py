@@ -54,7 +54,7 @@ def tensors_of(checkpoint: Checkpoint, shard: Shard | None, *, lanes: int = 0) -
         part = parts.pop()
         if isinstance(part, Tensor):
             tensors.append(part)
-        elif part is not None:
+        elif part is not None and not isinstance(part, tuple):  # of names
             parts += vars(part).values()
     return tensors
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.weights.layer_weights import MlpWeights
+from radixkv.runtime.device.weights.layer_weights import MlpWeights, Part
 from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader, in_pieces
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
@@ -162,7 +162,7 @@ def tensors_of(weights: Weights) -> list[Tensor]:
             tensors.append(part)
         elif isinstance(part, tuple):
             parts += part
-        elif part is not None and not isinstance(part, int):
+        elif part is not None and not isinstance(part, int | Part):
             parts += vars(part).values()
     return tensors
 

@@ -25,6 +25,7 @@ from radixkv.runtime.device.ops.cpu.layers import (
     RMSNorm,
     Rotary,
     RowTiles,
+    activate,
     rotate,
 )
 from radixkv.runtime.device.ops.cpu.mamba2 import Mamba2
@@ -84,6 +85,10 @@ class CpuOperations:
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
         return Mlp(weights, self._tiles, self._config.activation)
+
+    def activated(self, x: Tensor) -> Tensor:
+        """See ``adapters.operations.ActivatedOperations``."""
+        return activate(self._config.activation, x)
 
     def recurrent_layer(self, weights: RecurrentWeights, config: RecurrentConfig) -> base.RecurrentLayer:
         """See ``Operations.recurrent_layer``."""

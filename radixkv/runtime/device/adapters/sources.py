@@ -1,0 +1,83 @@
+"""The adapters that an engine is started with: found and checked before weights are read, and opened with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from radixkv.checkpoints.adapters import AdapterFolder
+from radixkv.errors import CheckpointError, ConfigError, shortened
+from radixkv.runtime.device.adapters.targets import fitted
+from radixkv.runtime.device.device_settings import AdapterSource
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.settings.config import AdapterConfig, Device, Task
+
+
+def find_adapters(
+    config: AdapterConfig, model: DecoderConfig, *, device: Device, n_ranks: int, task: Task
+) -> tuple[AdapterSource, ...]:
+    """Opens and checks the adapters that the settings name. Reads their files, to digest them.
+
+    Args:
+        config: names and folders of the adapters, with their limits.
+        model: the base model.
+        device: which computes.
+        n_ranks: ranks that compute the model together.
+        task: what the engine does with prompts.
+
+    Raises:
+        CheckpointError: an adapter cannot be read, or not be served.
+        ConfigError: this engine has no adapters in this release.
+    """
+    if not config.lora_modules:
+        return ()
+    if device == "cuda":
+        raise ConfigError("lora_modules: adapters run on the CPU in this release; set device to cpu (--device cpu)")
+    if n_ranks > 1:
+        raise ConfigError(
+            f"lora_modules: adapters run without ranks in this release; leave tensor_parallel_size {n_ranks} out"
+        )
+    if task != "generate":
+        raise ConfigError(f"lora_modules: adapters only generate in this release; leave task {task} out")
+    sources: list[AdapterSource] = []
+    for module in config.lora_modules:
+        folder = _open(module.name, module.path, config.max_lora_rank, model)
+        n_values = sum(shape.rank * (shape.n_in + shape.n_out) for shape in folder.modules.values())
+        sources.append(AdapterSource(module.name, module.path, folder.digest, config.max_lora_rank, n_values))
+    return tuple(sources)
+
+
+def open_adapters(sources: Sequence[AdapterSource], model: DecoderConfig) -> list[AdapterFolder]:
+    """Opens adapters that were found before; of several with the same contents one.
+
+    Args:
+        sources: as ``find_adapters`` returned them.
+        model: the base model.
+
+    Raises:
+        CheckpointError: one cannot be read, or has changed.
+    """
+    folders: dict[str, AdapterFolder] = {}
+    for source in sources:
+        if source.digest not in folders:
+            folder = _open(source.name, source.path, source.max_rank, model)
+            if folder.digest != source.digest:
+                raise CheckpointError(
+                    f"adapter {source.name!r}: the files in {source.path} have changed while the engine started; "
+                    "start it again"
+                )
+            folders[source.digest] = folder
+    return list(folders.values())
+
+
+def _open(name: str, path: str, max_rank: int, model: DecoderConfig) -> AdapterFolder:
+    try:
+        folder = AdapterFolder.open(Path(path).expanduser(), max_rank=max_rank)
+        if folder.invocation_tokens is not None:
+            raise CheckpointError(
+                f"{path} has an activated LoRA (alora_invocation_tokens), which this release does not serve; use a "
+                "LoRA without invocation tokens"
+            )
+        return fitted(folder, model)
+    except CheckpointError as error:
+        raise CheckpointError(f"adapter {shortened(name)}: {error}") from None

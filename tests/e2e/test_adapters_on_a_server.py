@@ -1,0 +1,153 @@
+"""A server's adapters are models: listed, chosen by name, and apart in the cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv.checkpoints import resolve
+from support.device_support import load_oracle
+from support.live import LiveServer, serving, wait_for
+from support.lora import linear_modules, save_adapter
+
+SETTINGS = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+PROMPT = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n" * 4
+MESSAGES = [{"role": "user", "content": PROMPT}]
+
+
+@pytest.fixture(scope="module")
+def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("adapters")
+    oracle = load_oracle(resolve(str(sensitive)))
+    modules = linear_modules(oracle)
+    paths = [save_adapter(folder / name, oracle, modules, seed=seed) for seed, name in enumerate(("sql", "law"))]
+    flags = ("--enable-lora", "--lora-modules", f"sql={paths[0]}", f"law={paths[1]}", f"same={paths[0]}")
+    log = folder / "requests"
+    with serving(sensitive, folder / "errors", *flags, "--request-log", str(log)) as live:
+        live.request_log = log
+        yield live
+        wait_for(live.is_idle, "pages or requests are left")
+
+
+def answer(server: LiveServer, **body: Any) -> tuple[list[int], int]:
+    reply = server.complete(prompt=PROMPT, **SETTINGS, **body)
+    return reply["choices"][0]["token_ids"], reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_models_lists_adapters_with_their_parent(server: LiveServer) -> None:
+    base, *adapters = server.http.get("/v1/models").json()["data"]
+    assert "parent" not in base
+    assert [one["id"] for one in adapters] == ["sql", "law", "same"]
+    assert {one["parent"] for one in adapters} == {base["id"]}
+    assert adapters[0]["root"].endswith("/sql")
+    assert server.http.get("/v1/models/law").json() == adapters[1]
+
+
+def test_the_model_of_a_request_is_its_adapter(server: LiveServer) -> None:
+    server.flush_cache()
+    base = server.http.get("/v1/models").json()["data"][0]["id"]
+    cold = {name: answer(server, model=name) for name in (base, "sql", "law")}
+    assert [n_cached for _, n_cached in cold.values()] == [0, 0, 0]
+    assert len({str(tokens) for tokens, _ in cold.values()}) == 3
+    for name, (tokens, _) in cold.items():
+        again, n_cached = answer(server, model=name)
+        assert again == tokens
+        assert n_cached > 32
+    assert answer(server, model="same") == answer(server, model="sql"), "the same bytes"
+    assert answer(server) == answer(server, model=base)
+    reply = server.complete(prompt=PROMPT, model="sql", **SETTINGS)
+    assert reply["model"] == "sql"
+
+
+def test_each_api_takes_an_adapter(server: LiveServer) -> None:
+    chat = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0}
+    for path, body in (
+        ("/v1/chat/completions", chat),
+        ("/v1/messages", chat),
+        ("/v1/responses", {"input": PROMPT, "max_output_tokens": 4, "temperature": 0}),
+    ):
+        server.flush_cache()
+        reply = server.http.post(path, json={**body, "model": "law"})
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["model"] == "law"
+        text = {"input": "prompt"}.get(next(iter(body)), "messages")
+        explained = [
+            server.http.post(
+                f"/cache/explain?path={path}",
+                json={**body, "model": model},
+            ).json()
+            for model in ("law", "sql")
+        ]
+        assert explained[0]["cached_tokens"] > 32, text
+        assert (explained[1]["cached_tokens"], explained[1]["reason"]) == (0, "other_namespace")
+        assert "with another adapter" in explained[1]["text"]
+    generated = server.http.post("/generate", json={"text": PROMPT, "lora_path": "sql"})
+    assert generated.status_code == 200, generated.text
+    sampling = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
+    by_name, plain = (
+        server.http.post("/generate", json={"text": PROMPT, "sampling_params": sampling, **body}).json()[
+            "output_ids"
+        ]
+        for body in ({"lora_path": "sql"}, {})
+    )
+    assert by_name == answer(server, model="sql")[0]
+    assert plain == answer(server)[0]
+
+
+def test_streams_and_the_log_of_requests_name_the_adapter(server: LiveServer) -> None:
+    body = {"prompt": PROMPT, "model": "law", "stream": True, "max_tokens": 3}
+    with server.http.stream("POST", "/v1/completions", json=body) as reply:
+        events = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {")]
+    assert {json.loads(event)["model"] for event in events} == {"law"}
+
+    def logged() -> str:
+        return json.loads(server.request_log.read_text().splitlines()[-1])["model"]
+
+    wait_for(lambda: logged() == "law", "the log does not name the adapter")
+
+
+def test_sessions_pins_and_matches_of_an_adapter(server: LiveServer) -> None:
+    server.flush_cache()
+    answer(server, model="sql", session_id="s")
+    matched = [
+        server.http.post("/cache/match", json={"prompt": PROMPT, "model": model}).json()["prompts"][0]
+        for model in ("sql", "law")
+    ]
+    assert matched[0] != matched[1]
+    pinned = [
+        server.http.post("/cache/pin", json={"prompt": PROMPT, "model": model}).json()["pinned_tokens"]
+        for model in ("sql", "law")
+    ]
+    assert pinned[0] > 32
+    assert pinned[1] == 0
+    server.http.post("/cache/pin", json={"prompt": PROMPT, "model": "sql", "ttl": "0s"})
+    assert server.http.post("/sessions/s/close").status_code == 404, "the model alone has no such session"
+    closed = server.http.post("/sessions/s/close", json={"model": "sql"})
+    assert closed.json()["pages_demoted"]["device"] > 0
+    dropped = server.http.post("/cache/invalidate", json={"prompt": PROMPT, "model": "sql"}).json()
+    assert dropped["pages_dropped"]["device"] > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a", "model": "math"}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "model": "math"}),
+        ("/generate", {"text": "a", "lora_path": "math"}),
+        ("/cache/explain", {"prompt": "a", "model": "math"}),
+    ],
+)
+def test_unknown_adapters_are_not_found(server: LiveServer, path: str, body: dict[str, Any]) -> None:
+    reply = server.http.post(path, json=body)
+    assert reply.status_code == 404
+    assert "and its adapters 'sql', 'law', 'same'" in reply.text
+
+
+def test_adapters_are_not_loaded_later(server: LiveServer) -> None:
+    reply = server.http.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/a"})
+    assert reply.status_code in (400, 404)
+    assert "--lora-modules" in reply.text
