@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from delta_net_world import HALVES, N_BATCH_SLOTS, PADDING, Span, check
@@ -54,7 +52,7 @@ def test_small_time_steps_as_models_have_them() -> None:
 
 
 @triton.jit
-def _softplus(x: Any, out: Any, SIZE: tl.constexpr) -> None:  # noqa: N803
+def _softplus(x: tl.tensor, out: tl.tensor, SIZE: tl.constexpr) -> None:  # noqa: N803
     index = tl.arange(0, SIZE)
     tl.store(out + index, softplus(tl.load(x + index)))
 
