@@ -186,3 +186,23 @@ def test_waiting_prompts_are_measured_for_both_kinds_of_models(tmp_path: Path) -
     lines = run("waiting_prompts.py", tmp_path, *flags)
     assert len(lines) == 8
     assert all(line["all_ms"] > 0 and line["prompt_tokens"] > 0 for line in lines)
+
+
+@pytest.mark.nightly
+def test_agents_call_tools_at_a_server_and_come_back(tmp_path: Path) -> None:
+    small = (
+        "--sessions",
+        "4",
+        "--seconds",
+        "20",
+        "--scale",
+        "0.05",
+        "--time-scale",
+        "0.1",
+        "--pool-tokens",
+        "4000",
+    )
+    lines = run("paused_agents.py", tmp_path, "--case", "mixed", *small)
+    assert [line["policy"] for line in lines] == ["none", "learnt"]
+    assert all(line["returning_turns"] > 0 and not line["n_errors"] for line in lines)
+    assert lines[0]["pauses"]["returns"] == 0 < lines[1]["pauses"]["returns"]
