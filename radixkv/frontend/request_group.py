@@ -54,14 +54,13 @@ class RequestSender(Protocol):
         """Cancels a request and drops its later output."""
         ...
 
-    async def stored(self, request: InFlightRequest, *, asks_store: bool) -> Stored:
+    async def stored(self, request: InFlightRequest) -> Stored:
         """Asks the runtime that has computed a prompt how much of it the tiers below the device have.
 
         Raises ``RequestError``.
 
         Args:
             request: it was sent, and its group is open.
-            asks_store: see ``GetStored``.
         """
         ...
 
@@ -159,14 +158,9 @@ class RequestGroup:
         finally:
             self._client.expect(-1)
 
-    async def stored(self, index: int, *, asks_store: bool) -> Stored:
-        """Asks how much of a prompt has reached the tiers below the device. Raises ``RequestError``.
-
-        Args:
-            index: the prompt's.
-            asks_store: see ``GetStored``.
-        """
-        return await self._client.stored(self._requests[index], asks_store=asks_store)
+    async def stored(self, index: int) -> Stored:
+        """Asks how much of a prompt has reached the tiers below the device. Raises ``RequestError``."""
+        return await self._client.stored(self._requests[index])
 
     async def _send_next(self, n_prompts: int) -> None:
         """Sends the next prompts, all or none."""

@@ -259,12 +259,10 @@ class RuntimeClient:
         """See ``EngineClient.match``."""
         return await self._query(Match(uuid.uuid4().hex, tuple(prompts), cache_salt, tenant, adapter), Matched)
 
-    async def stored(self, request: InFlightRequest, *, asks_store: bool) -> Stored:
+    async def stored(self, request: InFlightRequest) -> Stored:
         """See ``RequestSender.stored``."""
         prompt = request.prompt
-        query = GetStored(
-            uuid.uuid4().hex, prompt.tokens, prompt.cache_salt, prompt.tenant, prompt.adapter, asks_store
-        )
+        query = GetStored(uuid.uuid4().hex, prompt.tokens, prompt.cache_salt, prompt.tenant, prompt.adapter)
         return await self._query(query, Stored)
 
     async def outline(self, *, contents: bool) -> Outlined:

@@ -26,9 +26,6 @@ async def until_stored(group: RequestGroup, index: int, started_at: float) -> St
     more, or ``LIMIT_S`` in all, this returns what they have by then. If the runtime fails or does not answer, it
     returns what they were last known to have, because the prompt is computed all the same.
 
-    The first question has a shared store asked whether it still has what it had of the prompt before. Others may
-    have removed that, and this server would never write it again.
-
     Args:
         group: has computed the prompt, and is open.
         index: the prompt's.
@@ -36,13 +33,11 @@ async def until_stored(group: RequestGroup, index: int, started_at: float) -> St
     """
     pause_s, best, grown_at = _FIRST_PAUSE_S, -1, time.monotonic()
     stored = Stored("", 0, 0, is_storing=True)
-    asks_store = True
     while True:
         try:
-            stored = await group.stored(index, asks_store=asks_store)
+            stored = await group.stored(index)
         except RequestError:
             return stored
-        asks_store = False
         now_s = time.monotonic()
         if (n_stored := stored.n_in_host + stored.n_on_disk) > best:
             best, grown_at = n_stored, now_s

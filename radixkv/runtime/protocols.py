@@ -294,7 +294,7 @@ class StoredPrefix(NamedTuple):
     n_in_host: int = 0
     n_on_disk: int = 0
     is_storing: bool = False
-    """Whether the next page of either tier is offered or on its way, or a shared store is asked for the prompt."""
+    """Whether the next page of either tier is offered or on its way."""
 
 
 class TierChanges(NamedTuple):
@@ -609,12 +609,6 @@ class Tiers:
     def stored(self, namespace: Namespace, tokens: bytes) -> StoredPrefix:
         """Returns how much of a prompt has reached each tier. Changes nothing. O(tokens)."""
         return StoredPrefix()
-
-    def confirm(self, namespace: Namespace, tokens: bytes) -> None:
-        """Asks a store that servers share whether it still has what it is known to have of a prompt.
-
-        Until it has answered, ``stored`` says that the prompt is being stored. O(tokens).
-        """
 
     def flush(self) -> None:
         """Empties the tiers."""

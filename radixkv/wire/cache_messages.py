@@ -47,7 +47,7 @@ class Match(msgspec.Struct, frozen=True, tag=True):
 
 
 class GetStored(msgspec.Struct, frozen=True, tag=True):
-    """Asks how much of a prompt the tiers below the device have by now. Answered by ``Stored``."""
+    """Asks how much of a prompt the tiers below the device have by now. Answered by ``Stored``; changes nothing."""
 
     id: str
     tokens: bytes
@@ -56,9 +56,6 @@ class GetStored(msgspec.Struct, frozen=True, tag=True):
     tenant: str = ""
     adapter: str = ""
     """Digest of the adapter that changes the model; empty: the model alone."""
-    asks_store: bool = False
-    """Whether to ask a store that servers share if it still has what it is known to have, and to write again what
-    it has lost. If not, nothing changes."""
 
 
 class Outline(msgspec.Struct, frozen=True, tag=True):
@@ -228,7 +225,7 @@ class Stored(msgspec.Struct, frozen=True, tag=True):
     n_on_disk: int
     """What the disk tier or shared store is known to have."""
     is_storing: bool
-    """Whether the next page of either is offered or on its way, or a shared store is asked for the prompt."""
+    """Whether the next page of either is offered or on its way."""
 
 
 class TreeNode(msgspec.Struct, frozen=True, array_like=True):

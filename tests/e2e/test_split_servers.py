@@ -170,20 +170,6 @@ def test_the_store_loses_the_prompt_in_between(split: Split) -> None:
     assert (sources(decoded), decoded["choices"]) == (COMPUTED, expected)
 
 
-def test_the_prefill_server_stores_again_what_others_have_removed(split: Split) -> None:
-    """It has the prompt itself, and no request would have made it write these pages again before."""
-    body = {"prompt": text(), **GREEDY}
-    before = post(split.prefill, "/v1/completions", {**body, "max_tokens": 0})["usage"]["prompt_tokens_details"]
-    for file in sorted(split.store.glob("*/*"))[::2]:
-        file.unlink()
-    after = post(split.prefill, "/v1/completions", {**body, "max_tokens": 0})["usage"]["prompt_tokens_details"]
-    assert after["cached_tokens_details"]["device"] > 128
-    assert after["stored_tokens"] == before["stored_tokens"]
-    decoded = post(split.decode, "/v1/completions", body)
-    assert 0 <= after["stored_tokens"]["storage"] - sources(decoded)["storage"] <= 16
-    assert decoded["choices"] == post(split.alone, "/v1/completions", body)["choices"]
-
-
 @contextmanager
 def routing(prefill: str, decode: str) -> Iterator[httpx.Client]:
     """Runs the router of the recipe; yields a client of it."""

@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 from stores.conftest import Start
-from stores.store_processes import BUCKET, PROMPTS, S3, URL, ask, wait_until_written
+from stores.store_processes import PROMPTS, S3, URL, ask, wait_until_written
 from support.checkpoints import save_checkpoint
 from support.device_support import HYBRIDS, OTHERS, random_ids
 from support.failed_start import failed_start_error
@@ -55,23 +55,6 @@ def test_a_second_server_finds_the_prefixes_of_the_first(s3: S3, start: Start) -
         _, details = ask(first, PROMPTS[3])
         assert details == COLD
         assert s3.keys()
-
-
-def test_pages_that_others_have_removed_are_stored_again_before_the_reply(s3: S3, start: Start) -> None:
-    """The first server has the prompt itself, and knew its pages to be in the store."""
-    body = {"prompt": PROMPTS[0], "max_tokens": 0}
-    with start() as first, start() as second:
-        before = first.complete(**body)["usage"]["prompt_tokens_details"]["stored_tokens"]
-        keys = s3.keys()
-        for key in keys[::2]:
-            s3.client.delete_object(Bucket=BUCKET, Key=key)
-        details = first.complete(**body)["usage"]["prompt_tokens_details"]
-        assert details["cached_tokens_details"]["device"] > 64
-        assert details["stored_tokens"] == before
-        assert sorted(s3.keys()) == sorted(keys)
-        assert first.metrics("store_pages_missed_total") == [len(keys[::2])]
-        _, found = ask(second, PROMPTS[0])
-        assert 0 <= before["storage"] - found["storage"] <= 16
 
 
 MODELS = {

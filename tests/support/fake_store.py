@@ -35,7 +35,6 @@ class Transfer(NamedTuple):
     first: int = 0
     """This and what follows are of a lookup."""
     states: StateKeys | None = None
-    is_confirmation: bool = False
 
 
 @dataclass
@@ -48,8 +47,6 @@ class FakeStore:
     page_bytes: int = PAGE_BYTES
     unknown: set[bytes] = field(default_factory=set)
     """Keys of pages that another server has stored."""
-    vanished: set[bytes] = field(default_factory=set)
-    """Keys of pages that another server has removed, which this one does not know."""
     pages: dict[bytes, StoredPage] = field(default_factory=dict)
     in_flight: list[Transfer] = field(default_factory=list)
     _finished: list[FinishedTransfer] = field(default_factory=list)
@@ -89,17 +86,6 @@ class FakeStore:
 
     def run(self, keys: Sequence[bytes]) -> int:
         return next((n for n, key in enumerate(keys) if key not in self.pages or key in self.unknown), len(keys))
-
-    def confirm(self, keys: Sequence[bytes]) -> int | None:
-        if not self.is_shared:
-            return None
-        assert keys, "a question for nothing"
-        assert self.run(keys) == len(keys), "a question for what is not known"
-        self._n_tickets += 1
-        self.in_flight.append(
-            Transfer(self._n_tickets, list(keys), [], [], None, self._n_removals, is_confirmation=True)
-        )
-        return self._n_tickets
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         for buffer in buffers:
@@ -157,12 +143,6 @@ class FakeStore:
         if not self.in_flight:
             return
         transfer = self.in_flight.pop(which % len(self.in_flight))
-        if transfer.is_confirmation:
-            for key in self.vanished.intersection(transfer.keys):
-                self._lose(key)
-            n_there = sum(key in self.pages for key in transfer.keys)
-            self._finished.append(FinishedTransfer(transfer.ticket, n_there, TRANSFER_S))
-            return
         n_done, last = 0, len(transfer.keys)
         for index in range(transfer.first, last if n_pages is None else min(transfer.first + n_pages, last)):
             if not self._finish_page(transfer, index):
@@ -186,16 +166,8 @@ class FakeStore:
     def lose(self, which: int) -> None:
         """Loses a page."""
         if self.pages:
-            self._lose(list(self.pages)[which % len(self.pages)])
-
-    def vanish(self, which: int) -> None:
-        """Has another server remove a page, which this one does not notice."""
-        if self.pages:
-            self.vanished.add(list(self.pages)[which % len(self.pages)])
-
-    def _lose(self, key: bytes) -> None:
-        self.vanished.discard(key)
-        if self.pages.pop(key, None) is not None:
+            key = list(self.pages)[which % len(self.pages)]
+            del self.pages[key]
             self._lost.add(key)
             self.counts = self.counts._replace(n_lost=self.counts.n_lost + 1)
             self._removed.append(key)
@@ -226,8 +198,6 @@ class FakeStore:
             return transfer.keys[index] in self.pages
         key, tokens, slot = transfer.keys[index], transfer.tokens[index], transfer.slots[index]
         if transfer.sources is None:
-            if key in self.vanished:
-                self._lose(key)
             if (page := self.pages.get(key)) is None:
                 return False
             assert page.tokens == tokens, "a key of other tokens"

@@ -80,7 +80,7 @@ TO_RUNTIME: list[ToRuntime] = [
     Invalidate(id="i", tokens=b"\1\0\0\0", cache_salt="s"),
     Explain(id="e", tokens=b"\1\0\0\0", cache_salt="s", contents=False),
     Outline(id="o", contents=False),
-    GetStored(id="s", tokens=b"\1\0\0\0", cache_salt="s", asks_store=True),
+    GetStored(id="s", tokens=b"\1\0\0\0", cache_salt="s"),
     Match(id="m", prompts=(b"\1\0\0\0", b"\2\0\0\0"), cache_salt="s"),
     Pin(id="p", tokens=b"\1\0\0\0", ttl_s=300.0, cache_salt="s"),
     GetStats(id="g"),

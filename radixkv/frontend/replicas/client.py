@@ -227,9 +227,9 @@ class ReplicasClient:
         )
         return best_match(list(replies.values()))
 
-    async def stored(self, request: InFlightRequest, *, asks_store: bool) -> Stored:
+    async def stored(self, request: InFlightRequest) -> Stored:
         """See ``RequestSender.stored``."""
-        return await self.runtimes[self._sent[request.id].number].stored(request, asks_store=asks_store)
+        return await self.runtimes[self._sent[request.id].number].stored(request)
 
     async def outline(self, *, contents: bool) -> Outlined:
         """See ``EngineClient.outline``; the trees of all replicas that are up."""

@@ -182,10 +182,7 @@ class CacheCommands:
 
     def _stored(self, message: GetStored) -> Stored:
         self._intake.check_prompt(message.tokens)
-        namespace = self._intake.namespace(message)
-        if message.asks_store:
-            self._tiers.confirm(namespace, message.tokens)
-        return Stored(message.id, *self._tiers.stored(namespace, message.tokens))
+        return Stored(message.id, *self._tiers.stored(self._intake.namespace(message), message.tokens))
 
     def _outline(self, message: Outline) -> Outlined:
         device, contents = self._cache.tree, message.contents

@@ -153,13 +153,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         if self.disk is None:
             return StoredPrefix(n_host, is_storing=is_storing)
         n_disk = self.disk.n_fetchable(namespace, tokens, 0)
-        is_changing = self.disk.is_storing(namespace, tokens, n_disk) or self.disk.is_confirming(namespace, tokens)
-        return StoredPrefix(n_host, n_disk, is_storing or is_changing)
-
-    def confirm(self, namespace: Namespace, tokens: bytes) -> None:
-        """Asks a shared store whether it still has what it is known to have of a prompt. O(tokens)."""
-        if self.disk is not None:
-            self.disk.confirm(namespace, tokens)
+        return StoredPrefix(n_host, n_disk, is_storing or self.disk.is_storing(namespace, tokens, n_disk))
 
     def should_load(self, cached: CachedPrefixes) -> bool:
         """Returns whether to load what other tiers have beyond the device, rather than compute it. O(1)."""

@@ -360,10 +360,6 @@ class MemoryTiers(Tiers):
         """Returns how much of a prompt has reached each tier. Changes nothing. O(tokens + stores and offers)."""
         return self._host_tier.stored(namespace, tokens)
 
-    def confirm(self, namespace: Namespace, tokens: bytes) -> None:
-        """Asks a shared store whether it still has what it is known to have of a prompt. O(tokens)."""
-        self._host_tier.confirm(namespace, tokens)
-
     def flush(self) -> None:
         """Empties all tiers, and drops the offers. O(nodes · log leaves + slots freed + pages on disk)."""
         self._host_tier.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
@@ -55,15 +54,6 @@ class Lookup:
     is_done: bool = False
 
 
-class Confirmation(NamedTuple):
-    """A question to a store that servers share: whether it still has what it is known to have of a prompt."""
-
-    namespace: Namespace
-    tokens: bytes
-    n_pages: int
-    """Pages that are asked for."""
-
-
 @dataclass(slots=True, eq=False)
 class StorageTier(TierLink[StoredPages, Fetch]):
     """Writes the pages that enter the host tier to a page store, and fetches them into free slots.
@@ -96,8 +86,6 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     """Lookups that have finished."""
     look_up_seconds: float = 0.0
     _lookups: dict[int, Lookup] = field(default_factory=dict)
-    _confirmations: dict[int, Confirmation] = field(default_factory=dict)
-    """Those in flight, by ticket."""
     _spared: dict[WaitingPrompt, tuple[list[bytes], int]] = field(default_factory=dict)
     """The keys of each waiting prompt, and how many of the first ones the store had when it was last asked."""
     changes: StorageChanges = field(init=False)
@@ -120,8 +108,8 @@ class StorageTier(TierLink[StoredPages, Fetch]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a lookup, a confirmation, a fetch or a write is in flight."""
-        return bool(self._lookups or self._confirmations or self._loads or self._stores)
+        """Whether a lookup, a fetch or a write is in flight."""
+        return bool(self._lookups or self._loads or self._stores)
 
     @property
     def is_fetching(self) -> bool:
@@ -164,22 +152,6 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             return None
         self._lookups[ticket] = lookup = Lookup(keys[-1])
         return lookup
-
-    def confirm(self, namespace: Namespace, tokens: bytes) -> None:
-        """Asks a store that servers share whether it still has what it is known to have of a prompt.
-
-        What others have removed from it is forgotten then, and written again as far as the host tier has it.
-        O(tokens).
-        """
-        keys = self._known_keys(namespace, tokens)
-        ticket = self.store.confirm(keys) if keys else None
-        if ticket is not None:
-            self._confirmations[ticket] = Confirmation(namespace, tokens, len(keys))
-
-    def is_confirming(self, namespace: Namespace, tokens: bytes) -> bool:
-        """Returns whether the store is being asked by ``confirm`` for a prompt. O(prompts), and a comparison of the
-        tokens."""
-        return any(one.namespace == namespace and one.tokens == tokens for one in self._confirmations.values())
 
     def begin_fetch(
         self, namespace: Namespace, tokens: bytes, n_tokens: int, n_device: int, *, is_ahead: bool = False
@@ -245,7 +217,6 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         """
         finished = self.store.take_finished()
         has_looked_up = sum(map(self._end_look_up, finished)) > 0
-        self._end_confirmations(finished)
         has_fetched = self._end(finished)
         if self._offers:
             self._spare()
@@ -366,16 +337,6 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             return self.state_buffers(part)
         return [self.slot_buffer(slot) for slot in self.host.window_pages.pages_of(part)]
 
-    def _known_keys(self, namespace: Namespace, tokens: bytes) -> list[bytes]:
-        """Returns the keys of what the store is known to have of a prompt: leading pages, and states along them."""
-        keys = self._usable_keys(namespace, tokens)
-        keys = keys[: self.store.run(keys)]
-        if (states := self._states) is None:
-            return keys
-        entries = {entry for end in states.ends(len(keys)) for entry in states.parts(end)}
-        of_states = [key for entry in sorted(entries) for key in states.all(keys[entry])]
-        return keys + [key for key in of_states if self.store.run((key,))]
-
     def _usable_keys(self, namespace: Namespace, tokens: bytes) -> list[bytes]:
         """Returns the keys of a prompt's pages that can be of use: with states, up to where the last one may be."""
         keys = self._chain.keys(namespace, tokens)
@@ -447,14 +408,6 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         self.look_up_seconds += finished.seconds
         self.cost.add_look_up(finished.seconds)
         return True
-
-    def _end_confirmations(self, finished: Sequence[FinishedTransfer]) -> None:
-        """Ends confirmations, and offers prompts again of which the store has lost pages. O(tokens) for each."""
-        for one in finished:
-            asked = self._confirmations.pop(one.ticket, None)
-            if asked is not None and one.n_pages < asked.n_pages:
-                (n_host,) = self.host.matches([(asked.namespace, asked.tokens)])
-                self.offer(asked.namespace, asked.tokens[: n_host * TOKEN_BYTES])
 
     def _spare(self) -> None:
         """Tells the store what waiting prompts will fetch, before it makes room for writes.

@@ -509,7 +509,7 @@ def test_what_is_stored_of_a_prompt_is_asked_of_the_replica_that_has_computed_it
                 async for _ in group.deltas():
                     pass
                 os.kill(state.pids[0], signal.SIGSTOP)
-                stored = await group.stored(0, asks_store=True)
+                stored = await group.stored(0)
                 os.kill(state.pids[0], signal.SIGCONT)
             assert (stored.n_in_host, stored.is_storing) == (32, False)
 

@@ -23,10 +23,9 @@ MODELS: dict[str, dict[str, Any]] = {
 ACTIONS = st.tuples(st.sampled_from(["copy", "failed copy", "write", "half a write", "turn"]), st.integers(0, 3))
 
 
-def stored(engine: Engine, n_tokens: int, salt: str = "", *, asks: bool = False) -> tuple[int, int, bool]:
+def stored(engine: Engine, n_tokens: int, salt: str = "") -> tuple[int, int, bool]:
     """Returns how many tokens of the prompt host tier and disk tier have, and whether they will get more."""
-    tokens = token_bytes(prompt(n_tokens))
-    reply = commands(engine).run(cache_messages.GetStored("s", tokens, salt, asks_store=asks))
+    reply = commands(engine).run(cache_messages.GetStored("s", token_bytes(prompt(n_tokens)), salt))
     assert isinstance(reply, cache_messages.Stored), reply
     engine.check_invariants()
     return reply.n_in_host, reply.n_on_disk, reply.is_storing
@@ -111,45 +110,6 @@ def test_a_prompt_waits_for_a_host_tier_whose_memory_is_being_prepared() -> None
     engine.copier.n_ready, engine.copier.is_growing = None, False
     engine.store_all()
     assert stored(engine, 30) == (28, 0, False)
-
-
-@examples(60)
-@given(
-    name=st.sampled_from(sorted(MODELS)),
-    n_tokens=st.integers(5, 50),
-    vanished=st.lists(st.integers(0, 30), max_size=6),
-    has_host=st.booleans(),
-)
-def test_a_shared_store_is_asked_whether_it_still_has_a_prompt(
-    name: str, n_tokens: int, vanished: list[int], has_host: bool
-) -> None:
-    """What the host tier has is written again. Without it, what is left in the store is known."""
-    engine = Engine(64, PAGE_SIZE, n_slots=64, has_disk=True, finishes_copies=False, **MODELS[name])
-    serve(engine, n_tokens)
-    engine.store_all()
-    engine.store.is_shared = True
-    before = stored(engine, n_tokens)
-    for which in vanished:
-        engine.store.vanish(which)
-    if not has_host:
-        engine.host.invalidate(Namespace(), b"")
-    assert stored(engine, n_tokens)[1:] == (before[1], False)
-    _, n_on_disk, is_storing = stored(engine, n_tokens, asks=True)
-    assert (n_on_disk, is_storing) == (before[1], before[1] > 0)
-    engine.store_all()
-    _, n_on_disk, is_storing = stored(engine, n_tokens)
-    assert not is_storing
-    assert n_on_disk == before[1] if has_host or not vanished else n_on_disk <= before[1]
-    disk = engine.host_tier.disk
-    assert disk is not None
-    assert engine.store.vanished.isdisjoint(disk._known_keys(Namespace(), token_bytes(prompt(n_tokens))))
-
-
-def test_a_store_of_one_server_is_not_asked() -> None:
-    engine = Engine(64, PAGE_SIZE, n_slots=64, has_disk=True, finishes_copies=False)
-    serve(engine, 30)
-    engine.store_all()
-    assert stored(engine, 30, asks=True) == (28, 28, False)
 
 
 class _Read(bytes):

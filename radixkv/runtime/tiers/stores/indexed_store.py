@@ -55,10 +55,6 @@ class IndexedStore:
         """See ``PageStore``."""
         return None
 
-    def confirm(self, keys: Sequence[bytes]) -> int | None:
-        """See ``PageStore``."""
-        return None
-
     def run(self, keys: Sequence[bytes]) -> int:
         """See ``PageStore``."""
         return self._index.run(keys)

@@ -9,13 +9,13 @@ from radixkv.runtime.tiers.stores.page_keys import StateKeys
 
 
 class FinishedTransfer(NamedTuple):
-    """The outcome of one ``look_up``, ``confirm``, ``load``, ``store``, ``remove`` or ``clear``."""
+    """The outcome of one ``look_up``, ``load``, ``store``, ``remove`` or ``clear``."""
 
     ticket: int
     """What the call returned."""
     n_pages: int
     """Leading pages that a ``look_up`` has found, that a load has read correctly, or that are in the store after a
-    ``store``; pages that are still there for ``confirm``, and that were removed for ``remove`` and ``clear``."""
+    ``store``; for ``remove`` and ``clear``, pages that were removed."""
     seconds: float
     """Time from the start of the first page to the end of the last; of a store that servers share, with the time in
     which its pages wait for other transfers."""
@@ -94,16 +94,6 @@ class PageStore(Protocol):
 
         Returns:
             A ticket. None if there is nothing to look for: no other server uses the store, or it is away.
-        """
-
-    def confirm(self, keys: Sequence[bytes]) -> int | None:
-        """Starts to ask whether known pages are still there; ``run`` forgets those that others have removed.
-
-        Args:
-            keys: of pages that ``run`` knows.
-
-        Returns:
-            A ticket. None if there is nobody to ask: no other server uses the store, or it is away.
         """
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:

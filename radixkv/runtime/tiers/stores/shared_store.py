@@ -34,8 +34,6 @@ PAUSE_S = 10.0
 WARNING_PAUSE_S = 60.0
 N_NAMES = 16
 """Names that one round of a lookup asks for. Three rounds find the end of 512 pages."""
-N_CONFIRMED_NAMES = 64
-"""Names that are asked for at once to see whether known pages are still there."""
 MAX_STATE_NAMES = 15 * N_NAMES
 """Groups of positions in which a lookup looks for a state, from the end of the pages found; four rounds ask for so
 many."""
@@ -100,12 +98,6 @@ class SharedStore(IndexedStore):
             return None
         hidden = frozenset(self._being_removed)  # they may have gone when the store has answered
         return self._loop.start(self._look_up(keys, first, states, hidden, self._n_removals))
-
-    def confirm(self, keys: Sequence[bytes]) -> int | None:
-        """See ``PageStore``. Takes no longer than a load of these pages may."""
-        if self._is_paused:
-            return None
-        return self._loop.start(self._confirm(keys, self._n_removals))
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``. Takes no longer than ``LOAD_TIMEOUT_S`` and the constants after it say."""
@@ -204,24 +196,6 @@ class SharedStore(IndexedStore):
                     return end, of_state
             n_asked, n_names = n_asked + n_names, 2 * n_names
         return 0, []
-
-    async def _confirm(self, keys: Sequence[bytes], n_removals: int) -> int:
-        n_there, limit_s = 0, LOAD_TIMEOUT_S + len(keys) * LOAD_PAGE_S
-        try:
-            async with asyncio.timeout(limit_s):
-                for first in range(0, len(keys), N_CONFIRMED_NAMES):
-                    asked = keys[first : first + N_CONFIRMED_NAMES]
-                    are_there = await self._objects.have([_name_of(key) for key in asked])
-                    self._note(list(compress(asked, are_there)), n_removals)
-                    for key, is_there in zip(asked, are_there, strict=True):
-                        if not is_there:
-                            self._note_lost(key)
-                    n_there += sum(are_there)
-        except (ObjectStoreError, TimeoutError) as error:
-            self._fail(error, f"asking for {len(keys)} pages took longer than {limit_s:.1f} s")
-        else:
-            self._succeed()
-        return n_there
 
     async def _load(self, pages: Sequence[tuple[bytes, bytes, memoryview]], n_removals: int) -> int:
         limit_s = LOAD_TIMEOUT_S + len(pages) * (LOAD_PAGE_S + self.page_bytes / LOAD_BYTES_PER_S)

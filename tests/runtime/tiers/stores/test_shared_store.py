@@ -98,19 +98,6 @@ class SharedMachine(RuleBasedStateMachine):
         self.believed[server] |= set(keys[: self.stores[server].run(keys)])
 
     @rule(server=SERVERS, run=RUNS)
-    def confirm(self, server: int, run: Sequence[int]) -> None:
-        store = self.stores[server]
-        keys = keys_of(run)[: store.run(keys_of(run))]
-        ticket = store.confirm(keys)
-        assert ticket is not None
-        n_there = wait(store, ticket).n_pages
-        if self.networks[server].fails and keys:
-            assert (n_there, store.n_pages) == (0, 0)
-            return
-        assert n_there == sum(map(self.has, keys))
-        assert all(store.run((key,)) == self.has(key) for key in keys)
-
-    @rule(server=SERVERS, run=RUNS)
     def load(self, server: int, run: Sequence[int]) -> None:
         loaded = load_run(self.stores[server], run)
         assert loaded == [page_of(key, PAGE_BYTES) for key in keys_of(run)[: len(loaded)]]
@@ -418,37 +405,6 @@ def test_only_pages_that_are_damaged_or_gone_are_lost() -> None:
     with shared_store(FakeObjects(objects.objects)) as other:
         store_run(other, range(9))
         assert other.counts == PageCounts(), "another server has written them"
-
-
-def test_a_confirmation_asks_for_many_pages_at_once_and_finds_each_that_is_gone() -> None:
-    objects = FakeObjects()
-    with shared_store(objects) as store:
-        store_run(store, range(200))
-        keys = keys_of(range(200))
-        for gone in (0, 63, 64, 150):
-            del objects.objects[keys[gone][:32].hex()]
-        objects.questions.clear()
-        ticket = store.confirm(keys)
-        assert ticket is not None
-        assert wait(store, ticket).n_pages == 196
-        assert [key for key in keys if not store.run((key,))] == [keys[gone] for gone in (0, 63, 64, 150)]
-        assert len(objects.questions) == 4
-        assert store.counts.n_lost == 4
-
-
-def test_a_page_that_was_removed_during_a_confirmation_is_not_found_again() -> None:
-    objects = FakeObjects()
-    with shared_store(objects) as store:
-        store_run(store, range(3))
-        keys = keys_of(range(3))
-        objects.is_open.clear()
-        ticket = store.confirm(keys)
-        assert ticket is not None
-        objects.kept.add(keys[2][:32].hex())
-        removal = store.remove(keys[2])
-        objects.is_open.set()
-        wait_for(store, {ticket, removal.ticket})
-        assert store.run(keys) == 2
 
 
 def test_a_full_store_is_not_away(caplog: pytest.LogCaptureFixture) -> None:
