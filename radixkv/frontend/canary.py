@@ -99,7 +99,7 @@ class Canary:
     async def check(self) -> None:
         """Runs a round. Raises ``RequestError`` if a request fails, for example while the queue is full."""
         if (lowest_tier := next(self._dropped)) is not None:
-            await self._client.invalidate(b"", SALT, tenant=OPERATOR, lowest_tier=lowest_tier)
+            await self._client.invalidate(b"", SALT, tenant=OPERATOR, adapter="", lowest_tier=lowest_tier)
         cached = await self._answer(reads_cache=True)
         if not cached.n_cached:  # the first round, or it was evicted
             cached = await self._answer(reads_cache=True)
@@ -109,7 +109,7 @@ class Canary:
         difference = find_difference(cached, cold, self._tolerance)
         self._metrics.count_canary(cached.tier, has_failed=difference is not None)
         if difference is not None:
-            dropped = await self._client.invalidate(b"", SALT, tenant=OPERATOR)
+            dropped = await self._client.invalidate(b"", SALT, tenant=OPERATOR, adapter="")
             self._write(self._line(cached, difference, dropped))
 
     async def _answer(self, *, reads_cache: bool) -> Answer:

@@ -89,7 +89,13 @@ class EngineClient(Protocol):
         ...
 
     async def invalidate(
-        self, tokens: bytes, cache_salt: str, *, tenant: str, adapter: str = "", lowest_tier: Tier = "storage"
+        self,
+        tokens: bytes,
+        cache_salt: str,
+        *,
+        tenant: str,
+        adapter: str | None = None,
+        lowest_tier: Tier = "storage",
     ) -> Invalidated:
         """Drops what is cached of all sequences that begin with ``tokens``.
 
@@ -97,7 +103,7 @@ class EngineClient(Protocol):
             tokens: little-endian int32 ids, at least one page; none for everything with this salt.
             cache_salt: the namespace of the cache, with ``tenant`` and ``adapter``.
             tenant: who asks for it.
-            adapter: digest of the adapter of its requests.
+            adapter: digest of an adapter; empty: the model alone; None: the model and all adapters.
             lowest_tier: the tiers below it keep what they have.
         """
         ...

@@ -233,7 +233,13 @@ class RuntimeClient:
         return flushed
 
     async def invalidate(
-        self, tokens: bytes, cache_salt: str, *, tenant: str, adapter: str = "", lowest_tier: Tier = "storage"
+        self,
+        tokens: bytes,
+        cache_salt: str,
+        *,
+        tenant: str,
+        adapter: str | None = None,
+        lowest_tier: Tier = "storage",
     ) -> Invalidated:
         """See ``EngineClient.invalidate``."""
         query = Invalidate(uuid.uuid4().hex, tokens, cache_salt, lowest_tier, tenant, adapter)

@@ -488,7 +488,7 @@ class LLM:
         Args:
             prompt: as in ``generate``, of at least one page. None: everything with ``cache_salt``, which may be "".
             cache_salt: the salt if the prompt has none of its own.
-            lora_request: the adapter of the prompt.
+            lora_request: the only adapter whose pages are dropped. None: those of the model and of all adapters.
 
         Raises:
             InvalidRequest: the prompt is shorter than a page, or neither prompt nor salt is given.
@@ -503,7 +503,7 @@ class LLM:
         tokens = b"" if prompt is None else self._encode(content)
         if prompt is not None:  # an empty one must not stand for everything
             check_prefix(len(tokens) // 4, self._open_loop.ready.page_size)
-        adapter = self._adapters.digest(lora_request)
+        adapter = None if lora_request is None else self._adapters.digest(lora_request)
         return self._ask(Invalidate(next(self._ids), tokens, salt, adapter=adapter), Invalidated)
 
     def pin_cache(

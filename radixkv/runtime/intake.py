@@ -21,19 +21,24 @@ from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.settings.config import MAX_SEED
 from radixkv.settings.tenants import OPERATOR, TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.wire.cache_messages import Invalidate
 from radixkv.wire.messages import Pooling, Ready, Submit
 from radixkv.wire.request_limits import check_cache_salt, check_ids, check_length, check_pooled_length
 from radixkv.wire.sampling import SamplingParams
 
 
-class Sent(Protocol):
-    """A message about the cache, or a request, as far as it says whose pages it means."""
+class FromTenant(Protocol):
+    """A message as far as it says who has sent it, and with which salt."""
 
     @property
     def tenant(self) -> str: ...
 
     @property
     def cache_salt(self) -> str: ...
+
+
+class Sent(FromTenant, Protocol):
+    """A message about the cache, or a request, as far as it says whose pages it means."""
 
     @property
     def adapter(self) -> str: ...
@@ -61,6 +66,8 @@ class Intake:
     ) -> None:
         self._ready = ready
         self._adapters = frozenset(one.digest for one in ready.adapters)
+        self._seen_adapters = dict.fromkeys(("", *(one.digest for one in ready.adapters)))
+        """Digests of adapters that any tier may have pages of, and that of none."""
         self._tenants = {
             tenant.name: tenant for tenant in tenants or (TenantConfig(OPERATOR, cache_salt="request"),)
         }
@@ -133,27 +140,44 @@ class Intake:
         Raises:
             InvalidRequest: there is no such tenant or adapter, it may use no salt, or the salt is too long.
         """
-        tenant, salt, adapter = message.tenant, message.cache_salt, message.adapter
-        check_cache_salt(salt)
+        adapter = message.adapter
         if adapter and adapter not in self._adapters:
-            raise InvalidRequest(
-                f"no adapter with the digest {shortened(adapter)} is loaded; ask for one by its name", param="model"
-            )
+            raise _not_loaded(adapter)
+        self._seen_adapters[adapter] = None
+        return self._without_adapter(message)._replace(adapter=adapter)
+
+    def namespaces(self, message: Invalidate) -> list[Namespace]:
+        """Returns the namespaces that an invalidation means: without an adapter also those of all adapters so far.
+
+        Raises:
+            InvalidRequest: as for ``namespace``.
+        """
+        namespace = self._without_adapter(message)
+        if message.adapter is None:
+            return [namespace._replace(adapter=adapter) for adapter in self._seen_adapters]
+        if message.adapter not in self._seen_adapters:
+            raise _not_loaded(message.adapter)
+        return [namespace._replace(adapter=message.adapter)]
+
+    def _without_adapter(self, message: FromTenant) -> Namespace:
+        """Returns the namespace of a message for the model alone. Raises ``InvalidRequest``, see ``namespace``."""
+        tenant, salt = message.tenant, message.cache_salt
+        check_cache_salt(salt)
         isolation = self._tenant(tenant).cache_salt
         if isolation == "tenant":
-            return Namespace(tenant, salt, adapter)
+            return Namespace(tenant, salt)
         if isolation == "shared" and salt:
             raise InvalidRequest(
                 f"tenant {tenant!r} shares the cache of all tenants, without salts; leave cache_salt out",
                 param="cache_salt",
             )
-        return Namespace(salt=salt, adapter=adapter)
+        return Namespace(salt=salt)
 
     def sender(self, message: Sent) -> str | None:
         """Returns which tenant has sent a message; None: the operator, or there are no tenants."""
         return None if message.tenant == OPERATOR else message.tenant
 
-    def check_owns_cache(self, message: Sent) -> None:
+    def check_owns_cache(self, message: FromTenant) -> None:
         """Raises ``InvalidRequest`` if the sender's cached pages are also others', and it is not the operator."""
         tenant = message.tenant
         if tenant != OPERATOR and self._tenant(tenant).cache_salt != "tenant":
@@ -225,3 +249,9 @@ class Intake:
             n_logprobs=sampling.logprobs,
             is_masked=sampling.structured_outputs is not None,
         )
+
+
+def _not_loaded(adapter: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"no adapter with the digest {shortened(adapter)} is loaded; ask for one by its name", param="model"
+    )

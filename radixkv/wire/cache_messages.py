@@ -90,8 +90,8 @@ class Invalidate(msgspec.Struct, frozen=True, tag=True):
     lowest_tier: Tier = "storage"
     """The tiers below it keep what they have."""
     tenant: str = ""
-    adapter: str = ""
-    """Digest of the adapter that changes the model; empty: the model alone."""
+    adapter: str | None = None
+    """Digest of the adapter that changes the model; empty: the model alone. None: the model and all adapters."""
 
 
 class CloseSession(msgspec.Struct, frozen=True, tag=True):

@@ -132,6 +132,27 @@ def test_sessions_pins_and_matches_of_an_adapter(server: LiveServer) -> None:
     assert dropped["pages_dropped"]["device"] > 0
 
 
+@pytest.mark.parametrize("body", [{"cache_salt": "hers"}, {"prompt": PROMPT, "cache_salt": "hers"}])
+def test_an_invalidation_means_the_model_and_all_adapters(server: LiveServer, body: dict[str, str]) -> None:
+    base = server.http.get("/v1/models").json()["data"][0]["id"]
+
+    def cached() -> list[int]:
+        prompt = {"prompt": PROMPT, "cache_salt": "hers"}
+        replies = [
+            server.http.post("/cache/explain", json={**prompt, "model": name}) for name in (base, "sql", "law")
+        ]
+        return [reply.json()["cached_tokens"] for reply in replies]
+
+    for name in (base, "sql", "law"):
+        answer(server, model=name, cache_salt="hers")
+    before = cached()
+    assert min(before) > 32
+    server.http.post("/cache/invalidate", json={**body, "model": base})
+    assert cached() == [0, *before[1:]]
+    server.http.post("/cache/invalidate", json=body)
+    assert cached() == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

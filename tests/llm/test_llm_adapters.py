@@ -146,6 +146,35 @@ def test_pins_and_invalidation_are_of_an_adapter(llm: LLM) -> None:
     assert llm.explain(PROMPT).n_cached == 64
 
 
+@pytest.mark.parametrize("by_prompt", [True, False])
+def test_an_invalidation_means_all_adapters_in_all_tiers(folders: Path, tmp_path: Path, by_prompt: bool) -> None:
+    """Of one tenant and salt; a request for an adapter means that one alone."""
+    settings = {"host_memory": "4MiB", "cache_dir": tmp_path}
+    prompt = PROMPT[:64] if by_prompt else None
+    everyone = (None, SQL, LAW)
+    with opened(folders / "base", lora_modules=modules(folders), **settings) as llm:
+
+        def cached(salt: str = "s") -> list[int]:
+            explained = [llm.explain(PROMPT, cache_salt=salt, lora_request=request) for request in everyone]
+            return [one.n_cached + one.n_in_host + one.n_on_disk for one in explained]
+
+        for salt in ("s", "other"):
+            for request in everyone:
+                salted = {"prompt_token_ids": PROMPT, "cache_salt": salt}
+                llm.generate([salted], PARAMS, use_tqdm=False, lora_request=request)
+        before = cached()
+        assert min(before) >= 64
+        assert llm.invalidate_cache(prompt, cache_salt="s", lora_request=SQL).n_on_device > 0
+        assert cached() == [before[0], 0, before[2]]
+        dropped = llm.invalidate_cache(prompt, cache_salt="s")
+        assert dropped.n_on_device > 0
+        assert dropped.n_in_host is not None
+        assert cached() == [0, 0, 0]
+        assert min(cached("other")) >= 64
+    with opened(folders / "base", lora_modules=modules(folders), **settings) as llm:
+        assert cached() == [0, 0, 0]
+
+
 def test_choices_and_beams_of_an_adapter(llm: LLM) -> None:
     sampled = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True, logprobs=1)
     expected = cold(llm, PROMPT, SQL, sampled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -59,9 +60,11 @@ def add_lifetime_routes(app: DocumentedApp, client: EngineClient, served_model: 
         """Drops what is cached of a prefix and of all that continues it, or everything with a salt."""
         tenant = tenant_of(request)
         body = await app.read_body(request, _invalidate.decode, longest)
-        tokens = await cancel_on_disconnect(request.receive, _prefix(body, served_model, tenant))
-        adapter = served_model.named(body.model).adapter
-        invalidated = await client.invalidate(tokens, body.cache_salt or "", tenant=tenant, adapter=adapter)
+        prefixes = await cancel_on_disconnect(request.receive, _prefixes(body, served_model, tenant))
+        invalidated = [
+            await client.invalidate(tokens, body.cache_salt or "", tenant=tenant, adapter=adapter)
+            for adapter, tokens in prefixes.items()
+        ]
         return JSONResponse(_report(invalidated))
 
     @app.post("/cache/pin", openapi_extra=app.json_body(PinRequest))
@@ -105,13 +108,28 @@ def add_lifetime_routes(app: DocumentedApp, client: EngineClient, served_model: 
         return JSONResponse({"session_id": session_id, "pages_demoted": pages})
 
 
+async def _prefixes(body: InvalidateRequest, served_model: ServedModel, tenant: str) -> dict[str | None, bytes]:
+    """Returns the tokens of the prefix by the adapter whose pages are dropped; None: the model and all adapters.
+
+    An adapter has a prefix of its own if earlier answers stand in its messages in other tokens.
+    """
+    if body.model is not None:
+        return {served_model.named(body.model).adapter: await _prefix(body, served_model, tenant)}
+    prefixes: dict[str | None, bytes] = {None: await _prefix(body, served_model, tenant)}
+    if body.messages is not None:
+        for name, adapted in served_model.adapted.items():
+            tokens = await _prefix(msgspec.structs.replace(body, model=name), served_model, tenant)
+            if tokens != prefixes[None]:
+                prefixes[adapted.adapter] = tokens
+    return prefixes
+
+
 async def _prefix(body: InvalidateRequest, served_model: ServedModel, tenant: str) -> bytes:
     """Returns the tokens of the prefix; none for everything with the body's salt."""
     if body.prompt is not None or body.messages is not None:
         tokens = await encode_prompt(body, served_model, tenant)
         check_prefix(len(tokens) // 4, served_model.ready.page_size)
         return tokens
-    served_model.named(body.model)
     if body.cache_salt is None:
         raise InvalidRequest(
             "give prompt or messages, or only a cache_salt to drop all that is cached with it; "
@@ -122,15 +140,16 @@ async def _prefix(body: InvalidateRequest, served_model: ServedModel, tenant: st
     return b""
 
 
-def _report(invalidated: Invalidated) -> dict[str, Any]:
+def _report(invalidated: Sequence[Invalidated]) -> dict[str, Any]:
+    """Returns the sums of all replies."""
     tiers = {
-        "device": invalidated.n_on_device,
-        "host": invalidated.n_in_host,
-        "storage": invalidated.n_on_disk,
+        "device": [one.n_on_device for one in invalidated],
+        "host": [one.n_in_host for one in invalidated if one.n_in_host is not None],
+        "storage": [one.n_on_disk for one in invalidated if one.n_on_disk is not None],
     }
     return {
-        "pages_dropped": {tier: n_pages for tier, n_pages in tiers.items() if n_pages is not None},
-        "pages_held": invalidated.n_held,
+        "pages_dropped": {tier: sum(counts) for tier, counts in tiers.items() if counts},
+        "pages_held": sum(one.n_held for one in invalidated),
     }
 
 

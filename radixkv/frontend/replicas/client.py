@@ -182,7 +182,13 @@ class ReplicasClient:
         return sum_counts(await self._order(lambda replica: replica.flush()))
 
     async def invalidate(
-        self, tokens: bytes, cache_salt: str, *, tenant: str, adapter: str = "", lowest_tier: Tier = "storage"
+        self,
+        tokens: bytes,
+        cache_salt: str,
+        *,
+        tenant: str,
+        adapter: str | None = None,
+        lowest_tier: Tier = "storage",
     ) -> Invalidated:
         """See ``EngineClient.invalidate``; in all replicas."""
         return sum_counts(

@@ -111,14 +111,21 @@ class CacheCommands:
 
     def _invalidate(self, message: Invalidate) -> Invalidated:
         self._intake.check_owns_cache(message)
-        namespace, page_size = self._intake.namespace(message), self._cache.page_size
+        namespaces, page_size = self._intake.namespaces(message), self._cache.page_size
         n_tokens = len(message.tokens) // TOKEN_BYTES
         if message.tokens:
             self._intake.check_prompt(message.tokens)
             check_prefix(n_tokens, page_size)
         whole_pages = message.tokens[: (n_tokens - n_tokens % page_size) * TOKEN_BYTES]
-        n_on_device, n_held = self._cache.invalidate(namespace, whole_pages)
-        n_in_host, n_on_disk = self._tiers.invalidate(namespace, whole_pages, message.lowest_tier)
+        n_on_device = n_held = 0
+        n_in_host: int | None = None
+        n_on_disk: int | None = None
+        for namespace in namespaces:
+            on_device, held = self._cache.invalidate(namespace, whole_pages)
+            in_host, on_disk = self._tiers.invalidate(namespace, whole_pages, message.lowest_tier)
+            n_on_device, n_held = n_on_device + on_device, n_held + held
+            n_in_host = None if in_host is None else (n_in_host or 0) + in_host
+            n_on_disk = None if on_disk is None else (n_on_disk or 0) + on_disk
         return Invalidated(message.id, n_on_device, n_held, n_in_host, n_on_disk)
 
     def _explain(self, message: Explain) -> Explained:

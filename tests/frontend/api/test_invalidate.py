@@ -53,3 +53,10 @@ def test_the_reply_has_the_pages_of_each_tier(site: Site) -> None:
 def test_another_model_is_not_found(site: Site) -> None:
     for body in ({"cache_salt": ""}, {"prompt": [1] * 16}):
         assert site.http.post("/cache/invalidate", json={**body, "model": "other"}).status_code == 404
+
+
+def test_without_a_model_all_adapters_are_meant(site: Site) -> None:
+    served = site.http.get("/v1/models").json()["data"][0]["id"]
+    for body in ({"cache_salt": ""}, {"prompt": [1] * 16}, {"messages": MESSAGES}):
+        assert invalidate(site, **body)[0].adapter is None
+        assert invalidate(site, **body, model=served)[0].adapter == ""
