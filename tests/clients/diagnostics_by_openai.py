@@ -89,7 +89,6 @@ def test_a_conversation_that_goes_on_is_a_hit(ask: Any, conversation: dict[str, 
 
 
 CHANGES = {
-    "model": {"model": "another"},
     "prompt_cache_key": {"prompt_cache_key": "another"},
     "service_tier": {"service_tier": "flex"},
     "tools": {"tools": TOOLS[::-1]},
@@ -99,7 +98,7 @@ CHANGES = {
     "input": {"instructions": "Now: " + RULES},
 }
 """What changes each reason's part."""
-IN_NO_PROMPT = {"model", "prompt_cache_key", "service_tier", "text_format", "verbosity"}
+IN_NO_PROMPT = {"prompt_cache_key", "service_tier", "text_format", "verbosity"}
 """Parts that the prompts of the embedded model do not have."""
 
 

@@ -98,6 +98,43 @@ def test_each_api_takes_an_adapter(server: LiveServer) -> None:
     assert plain == answer(server)[0]
 
 
+def test_diagnostics_compare_adapters_and_not_their_names(server: LiveServer) -> None:
+    def asked(path: str, model: str, **body: Any) -> dict[str, Any]:
+        reply = server.http.post(path, json={**body, "model": model})
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def message(model: str, earlier: str | None) -> dict[str, Any]:
+        diagnostics = {"previous_message_id": earlier}
+        return asked("/v1/messages", model, messages=MESSAGES, max_tokens=4, diagnostics=diagnostics)
+
+    def response(model: str, **options: str) -> dict[str, Any]:
+        return asked("/v1/responses", model, input=PROMPT, max_output_tokens=4, prompt_cache_options=options)
+
+    base = server.http.get("/v1/models").json()["data"][0]["id"]
+    for earlier, later in ((base, "law"), ("sql", base), ("law", "sql")):
+        server.flush_cache()
+        first = message(earlier, None)
+        usage = first["usage"]
+        n_prompt = usage["input_tokens"] + usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"]
+        n_in_pages = n_prompt // 16 * 16
+        assert n_in_pages > 32
+        reason = message(later, first["id"])["diagnostics"]["cache_miss_reason"]
+        assert reason == {"type": "model_changed", "cache_missed_input_tokens": n_in_pages}
+        answered = response(earlier)
+        found = response(later, comparison_response_id=answered["id"])["prompt_cache_diagnostics"]
+        assert found == {
+            "type": "cache_miss",
+            "reason": "model_changed",
+            "cache_missed_tokens": n_in_pages,
+            "comparison_reusable_tokens": 0,
+        }
+    first = message("sql", None)
+    assert message("same", first["id"])["diagnostics"] is None
+    answered = response("same")
+    assert response("sql", comparison_response_id=answered["id"])["prompt_cache_diagnostics"]["type"] == "cache_hit"
+
+
 def test_streams_and_the_log_of_requests_name_the_adapter(server: LiveServer) -> None:
     body = {"prompt": PROMPT, "model": "law", "stream": True, "max_tokens": 3}
     with server.http.stream("POST", "/v1/completions", json=body) as reply:

@@ -19,9 +19,10 @@ class Verdict(NamedTuple):
     part: str = ""
     """The first part that changed; empty if none did."""
     n_reusable: int = 0
-    """Tokens of the earlier prompt that a later one can find, in whole pages."""
+    """Tokens of the earlier prompt that a later one can find, in whole pages: none with another adapter."""
     n_missed: int = 0
-    """The part of ``n_reusable`` after the place where the prompts differ."""
+    """Tokens of the earlier prompt after the place where the prompts differ, in whole pages: with another adapter
+    all of them."""
 
 
 def compare(earlier: Fingerprint, later: Fingerprint, n_cached: int, state_block_tokens: int) -> Verdict:
@@ -37,15 +38,16 @@ def compare(earlier: Fingerprint, later: Fingerprint, n_cached: int, state_block
         return Verdict("not_found")
     if earlier.namespace != later.namespace:
         return Verdict("unavailable")
-    n_reusable, n_common = earlier.n_in_pages, earlier.n_common(later)
+    n_left, n_common = earlier.n_in_pages, earlier.n_common(later)
     if part := _changed_part(earlier, later):
-        return Verdict("changed", part, n_reusable, n_reusable - n_common)
+        n_reusable = n_left if earlier.adapter == later.adapter else 0
+        return Verdict("changed", part, n_reusable, n_left - n_common)
     page_size = later.page_size
     n_found = min(n_common, (later.n_prompt - 1) // page_size * page_size)  # the last token is always computed
     # A state is at a multiple of a block, before what the template writes behind the last message.
     slack = state_block_tokens and state_block_tokens + page_size
     # By that, the prompts may differ: in most templates a message goes on otherwise than an answer begins.
-    if n_reusable - n_common > page_size or n_cached + slack < n_found:
+    if n_left - n_common > page_size or n_cached + slack < n_found:
         return Verdict("unavailable")
     return Verdict("same")
 

@@ -19,6 +19,8 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
     namespace: bytes
     """Digest of the ``cache_salt``. Requests of different ones share no page."""
+    adapter: str
+    """Digest of the adapter, empty without one. Requests of different ones share no page."""
     parts: Mapping[str, bytes]
     """By name, digests of what is equal in requests that extend each other, in the order in which changes are
     told."""
@@ -35,6 +37,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
         cls,
         *,
         cache_salt: str,
+        adapter: str,
         parts: Mapping[str, object],
         messages: Sequence[Mapping[str, Any]],
         tokens: bytes,
@@ -44,6 +47,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
         Args:
             cache_salt: of the request.
+            adapter: digest of its adapter; empty: the model alone.
             parts: values that can be written as JSON, in the order in which changes are told.
             messages: in OpenAI's chat format. Breakpoints in them do not count, as clients move these.
             tokens: the prompt, little-endian int32 ids.
@@ -53,6 +57,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
         whole, view = len(tokens) // page_bytes * page_bytes, memoryview(tokens)
         return cls(
             _digest(cache_salt),
+            adapter,
             {name: _digest(value) for name, value in parts.items()},
             b"".join([_digest(_without_breakpoints(message)) for message in messages]),
             b"".join([xxh3_64_digest(view[start : start + page_bytes]) for start in range(0, whole, page_bytes)]),
@@ -71,7 +76,9 @@ class Fingerprint(msgspec.Struct, frozen=True):
         return len(self.pages) // DIGEST_BYTES * self.page_size
 
     def n_common(self, other: Fingerprint) -> int:
-        """Returns the leading tokens that both prompts have in common, in whole pages of equal size. O(pages)."""
+        """Returns the leading tokens of both prompts that share pages, which are of equal size. O(pages)."""
+        if self.adapter != other.adapter:
+            return 0
         n_pages = min(len(self.pages), len(other.pages)) // DIGEST_BYTES
         ends = range(DIGEST_BYTES, (n_pages + 1) * DIGEST_BYTES, DIGEST_BYTES)
         return self.page_size * bisect(ends, False, key=lambda end: self.pages[:end] != other.pages[:end])

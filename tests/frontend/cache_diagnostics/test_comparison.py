@@ -27,6 +27,7 @@ class Asked(NamedTuple):
     def fingerprint(self) -> Fingerprint:
         return Fingerprint.of(
             cache_salt=self.salt,
+            adapter=str(self.parts[0]),
             parts=dict(zip(PARTS, self.parts, strict=True)),
             messages=[message(str(number)) for number in self.messages],
             tokens=pack_tokens(self.tokens),
@@ -71,6 +72,8 @@ def expected(earlier: Asked, later: Asked, n_cached: int) -> Verdict:
     if later.messages[: len(earlier.messages)] != earlier.messages:
         changed.append("messages")
     if changed:
+        if changed[0] == "model":  # PARTS[0] is that of the adapter here
+            return Verdict("changed", "model", 0, n_reusable)
         return Verdict("changed", changed[0], n_reusable, n_reusable - n_common)
     is_found = n_cached >= min(n_common, whole(len(later.tokens) - 1))
     return Verdict("same" if is_found and n_reusable - n_common <= PAGE_SIZE else "unavailable")
@@ -96,7 +99,9 @@ def test_a_match_that_ends_at_a_state_is_a_hit() -> None:
 
 def test_breakpoints_and_lists_of_one_text_are_no_change() -> None:
     def kept(*messages: dict[str, Any]) -> bytes:
-        found = Fingerprint.of(cache_salt="", parts={}, messages=messages, tokens=b"", page_size=PAGE_SIZE)
+        found = Fingerprint.of(
+            cache_salt="", adapter="", parts={}, messages=messages, tokens=b"", page_size=PAGE_SIZE
+        )
         return found.messages
 
     part = {"type": "text", "text": "Hi"}
@@ -119,6 +124,11 @@ def test_a_request_of_another_api_is_not_found() -> None:
     """It has other parts, so there is nothing to compare."""
     ours = Asked("", (0, 0, 0), (1,), (1, 2, 3, 4)).fingerprint()
     theirs = Fingerprint.of(
-        cache_salt="", parts={"model": 0}, messages=[], tokens=pack_tokens((1, 2, 3, 4)), page_size=PAGE_SIZE
+        cache_salt="",
+        adapter="",
+        parts={"model": 0},
+        messages=[],
+        tokens=pack_tokens((1, 2, 3, 4)),
+        page_size=PAGE_SIZE,
     )
     assert compare(theirs, ours, 0, 0) == compare(ours, theirs, 0, 0) == Verdict("not_found")

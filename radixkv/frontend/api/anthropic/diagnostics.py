@@ -27,8 +27,9 @@ def message_fingerprint(
     n_system = 1 if request.system else 0
     return Fingerprint.of(
         cache_salt=chat.cache_salt,
+        adapter=served_model.adapter,
         parts={
-            "model": request.model or served_model.name,
+            "model": served_model.adapter,  # names of equal bytes share pages
             "system": served_model.without_nonces(chat.messages[:n_system]),
             "tools": chat.tools,
             "settings": (chat.tool_choice or "auto", request.thinking, request.output_config),

@@ -27,8 +27,9 @@ def response_fingerprint(
     text = request.text
     return Fingerprint.of(
         cache_salt=chat.cache_salt,
+        adapter=served_model.adapter,
         parts={
-            "model": request.model or served_model.name,
+            "model": served_model.adapter,  # names of equal bytes share pages
             "prompt_cache_key": request.prompt_cache_key,
             "service_tier": request.service_tier or _DEFAULT_TIER,
             "tools": chat.tools,
