@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from radixkv.errors import UnsupportedFeature, shortened
 from radixkv.frontend.answers import Answers, PartSink, PromptAnswers, respond
 from radixkv.frontend.api.sglang.logprobs import (
     InputLogprobs,
@@ -47,6 +48,11 @@ def add_generate_route(app: DocumentedApp, client: EngineClient, served_model: S
         """SGLang's generation; each event of a stream has all text so far."""
         arrived = Arrival.of(request)
         body, sampling = await app.read_body(request, parse_generate, served_model.max_prompt_and_answer)
+        if body.model and body.model not in served_model.names:
+            raise UnsupportedFeature(
+                f"model {shortened(body.model)} chooses no adapter in /generate; give its name as lora_path",
+                param="model",
+            )
         model = served_model.named(body.lora_path or None, "lora_path")
         encoding = generate_prompts(body, sampling, model, arrived.tenant)
         prompts = await cancel_on_disconnect(request.receive, encoding)

@@ -51,6 +51,10 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     lora_path: str | None = None
     """Name of an adapter."""
+    model: Annotated[
+        str | None,
+        msgspec.Meta(description="A name of the model alone; ``lora_path`` chooses adapters."),
+    ] = None
     session_id: str | None = None
     skip_reading_prefix_cache: bool | None = False
     explain_cache: bool | None = False

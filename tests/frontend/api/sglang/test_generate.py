@@ -401,3 +401,13 @@ def test_a_format_of_the_answer_reaches_the_runtime(
 )
 def test_a_wrong_format_of_the_answer_is_refused(site: Site, given: dict[str, Any], name: str) -> None:
     check_refusal(site.http.post("/generate", json={"text": "a", "sampling_params": given}), name)
+
+
+def test_a_model_that_is_not_the_served_one_is_refused(site: Site) -> None:
+    """It would be answered without the adapter that the client means."""
+    served = site.http.get("/v1/models").json()["data"][0]["id"]
+    for name in (served, "", None):
+        generate(site, text="ab", model=name)
+    reply = site.http.post("/generate", json={"text": "ab", "model": "sql"})
+    check_refusal(reply, "model", "unsupported_feature")
+    assert "lora_path" in reply.text
