@@ -13,11 +13,12 @@ ASKED_AS_SENT = frozenset({"/v1/completions", "/v1/chat/completions"})
 
 
 class _GenerateBody(msgspec.Struct):
-    """The prompt of ``/generate``."""
+    """The prompt of ``/generate``, and whose pages it may find."""
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     cache_salt: str | None = None
+    lora_path: str | None = None
 
 
 class _Prompt(msgspec.Struct):
@@ -67,6 +68,8 @@ def match_question(request: ForwardedRequest) -> bytes | None:
     question: dict[str, Any] = {"prompt": prompt}
     if body.cache_salt is not None:
         question["cache_salt"] = body.cache_salt
+    if body.lora_path:
+        question["model"] = body.lora_path
     return msgspec.json.encode(question)
 
 

@@ -28,6 +28,13 @@ def test_a_prompt_of_generate_is_renamed():
     assert json.loads(question("/generate", {"input_ids": [[1, 2], [3]]})) == {"prompt": [[1, 2], [3]]}
 
 
+def test_an_adapter_of_generate_is_the_model_of_the_question():
+    asked = json.loads(question("/generate", {"text": "a", "lora_path": "sql"}))
+    assert asked == {"prompt": "a", "model": "sql"}
+    for nothing in ("", None):
+        assert json.loads(question("/generate", {"text": "a", "lora_path": nothing})) == {"prompt": "a"}
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [("/generate", b"{"), ("/generate", {"text": 5}), ("/generate", {}), ("/v1/messages", {}), ("/v1/models", b"")],
