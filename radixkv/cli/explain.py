@@ -209,7 +209,10 @@ def _explained(client: ServerClient, request: _Request, salt: str | None) -> Exp
         ids = prompt
     else:
         ids = client.post("/tokenize", request.body, TokenizeResponse).tokens
-    explanation = client.post("/cache/explain", {"prompt": ids, "cache_salt": salt}, ExplainResponse)
+    question = {"prompt": ids, "cache_salt": salt}
+    if (model := request.body.get("model") or request.body.get("lora_path")) is not None:
+        question["model"] = model  # whose pages the request may find; SGLang's bodies have an adapter's name apart
+    explanation = client.post("/cache/explain", question, ExplainResponse)
     explanation.prompt_token_ids = ids
     return explanation
 

@@ -193,3 +193,19 @@ def test_errors_are_one_line(server: FakeServer, tmp_path: Path, capsys: pytest.
     server.responses["/tokenize"] = lambda _: b"[1]"
     assert explain(server, LETTERS) == 1
     assert "/tokenize did not answer with a JSON object" in error_line(capsys)
+
+
+def test_the_model_and_the_salt_of_a_request_are_asked_for(server: FakeServer, tmp_path: Path) -> None:
+    """Adapters are models, and a salt has pages of its own."""
+    path = tmp_path / "requests.jsonl"
+    lines = [
+        {"prompt": LETTERS, "model": "sql", "cache_salt": "hers"},
+        {"prompt": [97, 98], "model": "sql", "cache_salt": "hers"},
+        {"messages": [{"role": "user", "content": "Hi"}], "model": "sql", "cache_salt": "hers"},
+        {"text": LETTERS, "lora_path": "sql", "cache_salt": "hers"},
+        {"prompt": LETTERS},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert explain(server, "--file", str(path)) == 0
+    explained = [body for name, body, _ in server.requests if name == "/cache/explain"]
+    assert [(body.get("model"), body["cache_salt"]) for body in explained] == [("sql", "hers")] * 4 + [(None, None)]
