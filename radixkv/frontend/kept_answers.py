@@ -5,7 +5,7 @@ wrote. The prompt would then differ from what is cached. So tokens of answers ar
 where the same text stands at the same place.
 
 A *segment* is a text up to the end of an end-of-sequence token. The *place* of a segment is a digest of the cache
-salt and of all text before it.
+salt, of the adapter and of all text before it.
 """
 
 from __future__ import annotations
@@ -117,11 +117,18 @@ class KeptAnswers:
         separators = tokenizer.separators(eos_token_ids)
         return cls(tokenizer, separators) if separators else None
 
-    def look_up(self, text: str, cache_salt: str, tenant: str) -> History:
-        """Finds the kept answers in a rendered conversation. O(text), some 2 µs for 1,000 characters."""
-        # This digest has a fixed length, so no salt and text can be those of another pair. No tenant's name has a
-        # zero character.
-        digest = xxhash.xxh3_128(xxhash.xxh3_128_digest(f"{tenant}\0{cache_salt}".encode()))
+    def look_up(self, text: str, cache_salt: str, tenant: str, adapter: str = "") -> History:
+        """Finds the kept answers in a rendered conversation. O(text), some 2 µs for 1,000 characters.
+
+        Args:
+            text: of the conversation.
+            cache_salt: of the request; other salts have other answers.
+            tenant: who has sent it, likewise.
+            adapter: digest of its adapter, likewise: another one writes the same text in other tokens.
+        """
+        # This digest has a fixed length, so no salt and text can be those of another pair. No tenant's name and no
+        # adapter's digest has a zero character.
+        digest = xxhash.xxh3_128(xxhash.xxh3_128_digest(f"{tenant}\0{adapter}\0{cache_salt}".encode()))
         pieces: list[str | bytes] = []
         separator: int | None = None
         start = n_plain = n_same = n_otherwise = 0

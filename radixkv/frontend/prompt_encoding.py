@@ -108,10 +108,13 @@ class PromptEncoder:
     async def conversation(self, text: str) -> EncodedConversation:
         """Encodes a rendered conversation, with the tokens in which the model wrote its earlier answers.
 
-        Only answers to the same tenant with the same salt are found. Raises ``InvalidRequest`` as ``texts``.
+        Only answers to the same tenant with the same salt and adapter are found. Raises ``InvalidRequest`` as
+        ``texts``.
         """
         kept_answers = None if self.adds_special_tokens else self.served_model.kept_answers
-        history = None if kept_answers is None else kept_answers.look_up(text, self.cache_salt, self.tenant)
+        history = None
+        if kept_answers is not None:
+            history = kept_answers.look_up(text, self.cache_salt, self.tenant, self.served_model.adapter)
         if history is not None and history.has_kept_tokens:
             if (tokens := await self._history(history)) is not None:
                 return EncodedConversation(tokens, kept_answers, history)

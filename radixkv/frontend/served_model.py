@@ -49,6 +49,8 @@ class ServedModel(GenerationModel):
     """Digest of the adapter that this is the model with; empty: the model alone."""
     parent: str | None = None
     """With an adapter: the name of the model alone."""
+    alone: ServedModel | None = field(default=None, compare=False, repr=False)
+    """With an adapter: the model alone, which has what all adapters share."""
     root: str
     """The folder or hub name that the user gave."""
     tokenizer_info: Mapping[str, Any] = field(default_factory=dict)
@@ -82,13 +84,18 @@ class ServedModel(GenerationModel):
 
     @cached_property
     def batch_tokenizer(self) -> BatchTokenizer:
-        """Tokenizes texts of moderate length. Requires a tokenizer."""
+        """Tokenizes texts of moderate length, also those for adapters. Requires a tokenizer."""
+        if self.alone is not None:
+            return self.alone.batch_tokenizer
         assert self.tokenizer is not None
         return BatchTokenizer(self.tokenizer, self.max_prompt_and_answer)
 
     @cached_property
     def kept_answers(self) -> KeptAnswers | None:
-        """The tokens of answers, for later turns; None if nothing is cached or the tokenizer does not allow it."""
+        """The tokens of answers, also of adapters, for later turns; None if nothing is cached or the tokenizer does
+        not allow it."""
+        if self.alone is not None:
+            return self.alone.kept_answers
         if self.tokenizer is None or not self.caches_prompts:
             return None
         return KeptAnswers.create(self.tokenizer, self.eos_token_ids)
@@ -123,6 +130,7 @@ class ServedModel(GenerationModel):
                 root=adapter.path,
                 adapter=adapter.digest,
                 parent=self.name,
+                alone=self,
             )
             for adapter in self.ready.adapters
             if not self.adapter

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire.messages import unpack_tokens
+from radixkv.wire.messages import ServedAdapter, unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import EOS, Site
 from support.site_requests import events, post
@@ -30,6 +31,10 @@ ANSWER = "hello, hello"
 TOKENIZER = Tokenizer(byte_letters(MERGES, ["<eos>"], ["<eos>"]))
 """``hello`` is one token."""
 LETTERS = [TOKENIZER.encode(letter, adds_special_tokens=False)[0] for letter in ANSWER]
+
+
+ADAPTERS = {"sql": "a" * 64, "law": "b" * 64, "same": "a" * 64}
+"""Digests of adapters by their names."""
 
 
 @pytest.fixture
@@ -163,6 +168,27 @@ def test_answers_of_the_history_are_counted(talking_site: Site) -> None:
         'radixkv:history_answers_total{rendered="same"} 2.0',
         'radixkv:history_answers_total{rendered="otherwise"} 1.0',
     ]
+
+
+def test_answers_of_adapters_are_counted_with_those_of_the_model_and_kept_apart(
+    served_model: ServedModel, tmp_path: Path
+) -> None:
+    adapters = tuple(ServedAdapter(name, f"/{name}", digest) for name, digest in ADAPTERS.items())
+    ready = msgspec.structs.replace(served_model.ready, adapters=adapters)
+    with_adapters = replace(served_model, ready=ready, tokenizer=TOKENIZER, chat_template=TEMPLATE)
+    with running_site(with_adapters, tmp_path) as site:
+        site.loop.answers = [[*LETTERS, EOS]]
+        messages = chat(site, [QUESTION], model="sql")
+        whole = plain(f"<user>hello?<eos><assistant>{ANSWER}<eos><user>hello!<eos><assistant>")
+        for name, is_known in (("law", False), (served_model.name, False), ("sql", True), ("same", True)):
+            chat(site, messages, model=name)
+            assert (sent(site) != whole) == is_known, name
+        found = site.http.get("/cache/doctor").json()["history_answers"]
+        assert (found["same"], found["otherwise"]) == (2, 0)
+        assert 'radixkv:history_answers_total{rendered="same"} 2.0' in site.http.get("/metrics").text
+        post(site, "/cache/invalidate", messages=messages)
+        means = [one.adapter for one in site.loop.invalidated]
+    assert means == [None, ADAPTERS["sql"]]
 
 
 NULL_MEANS_CALLS = ChatTemplate(
