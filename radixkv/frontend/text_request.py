@@ -52,8 +52,8 @@ class TextRequest(msgspec.Struct, kw_only=True):
         )
 
 
-def check_text_request(request: TextRequest, prompt: object, served_model: ServedModel) -> None:
-    """Checks the fields that all ``TextRequest`` bodies share.
+def check_text_request(request: TextRequest, prompt: object, served_model: ServedModel) -> ServedModel:
+    """Checks the fields that all ``TextRequest`` bodies share; returns the model that the request names.
 
     Args:
         request: the body.
@@ -64,9 +64,10 @@ def check_text_request(request: TextRequest, prompt: object, served_model: Serve
         InvalidRequest: the body gives neither a prompt nor messages, or both.
         ModelNotFound: it names another model.
     """
-    served_model.named(request.model)
+    model = served_model.named(request.model)
     if (prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
+    return model
 
 
 class CachePromptRequest(TextRequest, kw_only=True):
@@ -104,8 +105,7 @@ async def encode_cache_prompts(
         InvalidRequest: a field cannot be served; ``param`` names it.
         ModelNotFound: the request is for another model.
     """
-    check_text_request(request, request.prompt, served_model)
-    served_model = served_model.named(request.model)
+    served_model = check_text_request(request, request.prompt, served_model)
     check_cache_salt(request.cache_salt or "")
     if request.prompt is None:
         return [await prompt_tokens(request.chat(request.cache_salt), served_model, tenant)]

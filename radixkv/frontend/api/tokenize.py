@@ -93,7 +93,7 @@ _detokenize = BodyDecoder(DetokenizeRequest, {"tokens": _check_tokens}, {})
 
 
 async def _tokenized(body: TokenizeRequest, served_model: ServedModel, tenant: str) -> bytes:
-    check_text_request(body, body.prompt, served_model)
+    served_model = check_text_request(body, body.prompt, served_model)
     text = body.prompt if body.prompt is not None else await chat_text(body.chat(), served_model)
     if len(text) > MAX_CHARACTERS:
         raise InvalidRequest(
