@@ -237,7 +237,7 @@ class ReplicaStats(msgspec.Struct, frozen=True):
 class AdapterStats(msgspec.Struct, frozen=True):
     """Gauges of adapters."""
 
-    n_loaded: int = 0
+    n_adapters: int = 0
     """Names that requests may ask for."""
     n_bytes: int = 0
     """Memory of the weights, also of unloaded adapters whose requests still run; those of equal adapters once."""

@@ -61,7 +61,7 @@ def test_an_adapter_of_an_unknown_name_is_loaded(llm: LLM, folders: Path, expect
     assert answer(llm) == (expected[""], 0), "to the bit what an engine without adapters answers"
     assert answer(llm, LoRARequest("sql", 1, str(folders / "sql"))) == (expected["sql"], 0)
     assert answer(llm, SQL) == (expected["sql"], 64), "the name is enough by now"
-    assert llm.get_metrics().adapters.n_loaded == 1
+    assert llm.get_metrics().adapters.n_adapters == 1
 
 
 def test_other_bytes_never_hit_and_the_same_bytes_do(
@@ -77,7 +77,7 @@ def test_other_bytes_never_hit_and_the_same_bytes_do(
     assert answer(llm, SQL) == (expected["law"], 0)
     n_bytes = llm.get_metrics().adapters.n_bytes
     llm.unload_lora_adapter("sql")
-    assert (llm.get_metrics().adapters.n_loaded, llm.get_metrics().adapters.n_bytes) == (0, 0)
+    assert (llm.get_metrics().adapters.n_adapters, llm.get_metrics().adapters.n_bytes) == (0, 0)
     with pytest.raises(InvalidRequest, match=r"'sql', which is not loaded; .*loaded: none"):
         answer(llm, SQL)
     llm.load_lora_adapter("sql", folders / "sql")

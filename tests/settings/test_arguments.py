@@ -207,7 +207,7 @@ def test_every_setting_has_a_flag():
     assert len(fields(CacheConfig)) == 17
     assert len(fields(SchedulerConfig)) == 12
     assert len(fields(AdapterConfig)) == 5
-    assert len(fields(ServerConfig)) == 23
+    assert len(fields(ServerConfig)) == 24
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ def _replica_families(replicas: Mapping[str, ReplicaStats]) -> Iterator[Metric]:
 
 def _adapter_families(adapters: AdapterStats) -> Iterator[Metric]:
     gauges: _Values = {
-        "loras_loaded": (adapters.n_loaded, "Adapters that requests may ask for by their names."),
+        "loras_loaded": (adapters.n_adapters, "Adapters that requests may ask for by their names."),
         "lora_bytes": (
             adapters.n_bytes,
             "Memory of the weights of adapters, also of unloaded ones whose requests still run.",

@@ -51,7 +51,8 @@ class LoadableAdapters(Adapters):
         self._read: Finished[_Read] = Finished()
         self._threads: dict[str, threading.Thread] = {}
         """The threads that read, by the name of the adapter."""
-        self.names = {adapter.digest: adapter.name for adapter in reversed(adapters)}
+        self._names = {adapter.digest: adapter.name for adapter in reversed(adapters)}
+        self.names = self._names
 
     @property
     def is_busy(self) -> bool:
@@ -126,7 +127,7 @@ class LoadableAdapters(Adapters):
         adapter = ServedAdapter(message.name, message.path, outcome.digest)
         if self._registry.add(adapter):
             outcome.put()
-        self.names[adapter.digest] = adapter.name
+        self._names[adapter.digest] = adapter.name
         return AdapterLoaded(message.id, adapter)
 
 

@@ -107,7 +107,7 @@ class Adapters(RuleBasedStateMachine):
             self.turn()
         assert not self.running
         assert self.device.sizes == dict.fromkeys(self.named.values(), N_BYTES)
-        assert self.front.stats().adapters.n_loaded == len(self.named)
+        assert self.front.stats().adapters.n_adapters == len(self.named)
         self.adapters.close()
 
 
