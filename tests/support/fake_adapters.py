@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from radixkv.errors import CheckpointError
@@ -29,6 +29,8 @@ class FakeDeviceAdapters:
     folders: Mapping[str, str] = field(default_factory=dict)
     """The digest of each folder that is an adapter."""
     sizes: dict[str, int] = field(default_factory=dict)
+    launched: Callable[[], Collection[str]] = tuple
+    """Returns the digests of the rows of launched steps, which the device may still have to compute."""
 
     def read(self, name: str, path: str) -> FakeRead:
         if path not in self.folders:
@@ -36,6 +38,7 @@ class FakeDeviceAdapters:
         return FakeRead(self.folders[path], self.sizes)
 
     def remove(self, digest: str) -> None:
+        assert digest not in self.launched(), "a launched step would be computed without it"
         del self.sizes[digest]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,10 @@ MAX_ADAPTERS = 2
 NAMES = st.sampled_from("abc")
 
 
+def launched(front: Frontend) -> set[str]:
+    return {row.adapter for plan in front.scheduler.launched_plans for row, _ in plan.rows()}
+
+
 class Adapters(RuleBasedStateMachine):
     """A loop whose requests have adapters that come and go; a model knows which weights must be there."""
 
@@ -30,6 +35,7 @@ class Adapters(RuleBasedStateMachine):
         self.adapters = fake_adapters(folders=FOLDERS, max_adapters=MAX_ADAPTERS)
         self.device = self.adapters._device
         self.front = Frontend(adapters=self.adapters)
+        self.device.launched = partial(launched, self.front)
         self.named: dict[str, str] = {}
         self.running: dict[str, str] = {}
         """The digest of each request without a terminal message."""
@@ -94,8 +100,7 @@ class Adapters(RuleBasedStateMachine):
 
     @invariant()
     def weights_are_there_as_long_as_they_are_used(self) -> None:
-        launched = {row.adapter for plan in self.front.scheduler.launched_plans for row, _ in plan.rows()}
-        needed = {*self.named.values(), *self.running.values(), *launched} - {""}
+        needed = {*self.named.values(), *self.running.values(), *launched(self.front)} - {""}
         assert needed <= self.device.sizes.keys()
         if self.device.sizes.keys() - needed:
             assert self.front.loop.has_work, "the next turn frees the others"
@@ -128,6 +133,21 @@ def test_a_turn_frees_what_is_not_used_any_more() -> None:
     front.run()
     assert front.received["a"].finish_reasons == {0: "length"}
     assert sizes == {}
+
+
+def test_a_launched_step_of_a_cancelled_request_is_computed_with_the_adapter() -> None:
+    """It may write pages under the adapter's digest."""
+    front = Frontend(adapters=fake_adapters(ServedAdapter("sql", "/sql", "12ab")))
+    device = front.loop.adapters._device
+    device.launched = partial(launched, front)
+    front.submit("a", adapter="12ab", max_tokens=8)
+    front.turn(2)
+    assert launched(front) == {"12ab"}
+    front.cancel("a")
+    front.loop.receive(UnloadAdapter("u", "sql"))
+    front.turn()
+    front.run()
+    assert device.sizes == {}
 
 
 def test_steps_go_on_while_a_folder_is_read() -> None:
