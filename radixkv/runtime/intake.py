@@ -47,6 +47,7 @@ class Intake:
         tenants: who may send requests; none: all clients are one.
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         seed: seed of the generators that draw seeds for requests without one, one generator a tenant.
+        has_adapter: whether requests may have the adapter of a digest.
         clock: seconds, monotonic.
     """
 
@@ -57,10 +58,11 @@ class Intake:
         tenants: Sequence[TenantConfig] = (),
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
+        has_adapter: Callable[[str], bool] = lambda digest: False,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._ready = ready
-        self._adapters = frozenset(one.digest for one in ready.adapters)
+        self._has_adapter = has_adapter
         self._tenants = {
             tenant.name: tenant for tenant in tenants or (TenantConfig(OPERATOR, cache_salt="request"),)
         }
@@ -135,9 +137,11 @@ class Intake:
         """
         tenant, salt, adapter = message.tenant, message.cache_salt, message.adapter
         check_cache_salt(salt)
-        if adapter and adapter not in self._adapters:
+        if adapter and not self._has_adapter(adapter):
             raise InvalidRequest(
-                f"no adapter with the digest {shortened(adapter)} is loaded; ask for one by its name", param="model"
+                f"no adapter with the digest {shortened(adapter)} is loaded, or it was unloaded or replaced "
+                "meanwhile; send the request again, and ask for one by its name",
+                param="model",
             )
         isolation = self._tenant(tenant).cache_salt
         if isolation == "tenant":
