@@ -55,11 +55,11 @@ class CommonPrefixes:
             self._let_through.remove(request)
         self._prompts.remove(request)
 
-    def places(self, request: Request, start: int, end: int) -> set[int]:
-        """Returns the positions of states up to which waiting prompts have a prompt's tokens, those after
-        ``start`` and up to ``end``, at most ``MAX_PLACES``.
+    def plan_row(self, request: Request, start: int, end: int) -> set[int]:
+        """Takes note of a prompt's row in the next plan; forgets the prompt if it is its last row.
 
-        Each leaves a token of both prompts to compute. O(edges) of the trie, and what adding a prompt costs if it
+        Returns the positions of states up to which waiting prompts have the prompt's tokens, those after ``start``
+        and up to ``end``, at most ``MAX_PLACES``. Each leaves a token of both prompts to compute. O(edges) of the trie, and what adding a prompt costs if it
         is not known.
 
         Args:
