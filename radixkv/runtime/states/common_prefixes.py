@@ -59,8 +59,8 @@ class CommonPrefixes:
         """Takes note of a prompt's row in the next plan; forgets the prompt if it is its last row.
 
         Returns the positions of states up to which waiting prompts have the prompt's tokens, those after ``start``
-        and up to ``end``, at most ``MAX_PLACES``. Each leaves a token of both prompts to compute. O(edges) of the trie, and what adding a prompt costs if it
-        is not known.
+        and up to ``end``, at most ``MAX_PLACES``. Each leaves a token of both prompts to compute. O(edges) of the
+        trie, and what adding a prompt costs if it is not known.
 
         Args:
             request: has a row in the next plan.
