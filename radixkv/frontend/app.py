@@ -14,6 +14,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError, UnsupportedFeature
+from radixkv.frontend.adapter_loads import AdapterLoads
+from radixkv.frontend.api.adapters import add_adapter_routes
 from radixkv.frontend.api.admin import add_admin_routes
 from radixkv.frontend.api.anthropic.routes import add_messages_routes
 from radixkv.frontend.api.anthropic.translation import parse_messages_prompt
@@ -62,6 +64,7 @@ ROUTES_OF_TASKS: Mapping[Task, Sequence[str]] = {
 def build_app(
     client: EngineClient,
     served_model: ServedModel,
+    adapter_loads: AdapterLoads,
     metrics: Metrics,
     body_reader: BodyReader,
     *,
@@ -77,6 +80,7 @@ def build_app(
     Args:
         client: sends the requests.
         served_model: the one model.
+        adapter_loads: loads and unloads its adapters.
         metrics: what ``/metrics`` and ``/v1/loads`` show.
         body_reader: reads all request bodies.
         api_key: the key that clients must send, or with tenants the operator's.
@@ -122,6 +126,7 @@ def build_app(
         case "score":
             add_rerank_routes(app, client, served_model)
     add_admin_routes(app, client, served_model, metrics, aliases, diagnostics.counts)
+    add_adapter_routes(app, adapter_loads)
     add_tokenize_routes(app, served_model)
     chats = {"/v1/messages": parse_messages_prompt, "/v1/responses": parse_responses_prompt}
     add_explain_route(app, client, served_model, chats, explain_contents=explain_contents)

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 
 from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
 from radixkv.errors import ConfigError, Draining, RuntimeDied
+from radixkv.frontend.adapter_loads import AdapterLoads
 from radixkv.frontend.announcement import announce
 from radixkv.frontend.api.server_info import public_settings
 from radixkv.frontend.api.tokenize import read_tokenizer_info
@@ -220,13 +221,14 @@ async def _serve(
             log_line(f"{signals.first_number.name} ended the start")
             # A thread may wait for the hub without end, and the interpreter would wait for the thread.
             os._exit(128 + signals.first_number)
-        supervisor, served_model = starting.result()
+        supervisor, served_model, adapter_loads = starting.result()
         client.on_end.extend(open_report(served_model) for open_report in reports)
         try:
             body_reader = BodyReader(server.max_body_bytes, log=log_line)
             app = build_app(
                 client,
                 served_model,
+                adapter_loads,
                 metrics,
                 body_reader,
                 api_key=server.api_key,
@@ -261,8 +263,9 @@ async def _serve(
 
 async def _start(
     engine: EngineConfig, server: ServerConfig, clients: Sequence[RuntimeClient], signals: _Signals
-) -> tuple[Supervisor | ReplicaSupervisor, ServedModel]:
+) -> tuple[Supervisor | ReplicaSupervisor, ServedModel, AdapterLoads]:
     """Gets the model and starts the runtimes with it. If cancelled, leaves no process and no folder."""
+    adapters_folder = _adapters_folder(engine, server)
     checkpoint, texts_folder, template = await _get_model(engine, server)
     name, *other_names = server.served_model_names or (checkpoint.name,)
     for adapter in engine.adapters.lora_modules:
@@ -318,11 +321,33 @@ async def _start(
         nonce_filter=None if server.keep_nonces else NonceFilter(),
     )
     restarts = server.restart_runtime or len(clients) > 1
+    adapter_loads = AdapterLoads(
+        clients, served_model, folder=adapters_folder, are_served=engine.adapters.has_adapters
+    )
     supervisors = [
-        Supervisor(runtime, client, functools.partial(start, pool_of=runtime.ready), restarts=restarts)
+        Supervisor(
+            runtime,
+            client,
+            functools.partial(start, pool_of=runtime.ready),
+            restarts=restarts,
+            resume=adapter_loads.resume,
+        )
         for runtime, client, start in zip(runtimes, clients, starts, strict=True)
     ]
-    return supervisors[0] if len(supervisors) == 1 else ReplicaSupervisor(supervisors), served_model
+    supervisor = supervisors[0] if len(supervisors) == 1 else ReplicaSupervisor(supervisors)
+    return supervisor, served_model, adapter_loads
+
+
+def _adapters_folder(engine: EngineConfig, server: ServerConfig) -> Path | None:
+    """Returns the folder inside which clients may have adapters loaded; None: nowhere. Raises ``ConfigError``."""
+    if server.lora_dir is None:
+        return None
+    if not engine.adapters.has_adapters:
+        raise ConfigError(f"lora_dir {server.lora_dir} is for a server with adapters; add --enable-lora")
+    folder = Path(server.lora_dir).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"lora_dir {server.lora_dir} is no folder; give the one that has the folders of adapters")
+    return folder
 
 
 def _joint_ready(all_ready: Sequence[Ready]) -> Ready:

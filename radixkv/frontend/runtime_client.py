@@ -22,6 +22,15 @@ from radixkv.frontend.in_flight import EndedRequest, InFlightRequest, RequestMet
 from radixkv.frontend.miss_counts import MissCounts, MissRecord
 from radixkv.frontend.miss_report import without_contents, without_copies
 from radixkv.frontend.request_group import RequestGroup
+from radixkv.wire.adapter_messages import (
+    AdapterCommand,
+    AdapterLoaded,
+    AdapterReply,
+    AdapterUnloaded,
+    LoadAdapter,
+    ServedAdapter,
+    UnloadAdapter,
+)
 from radixkv.wire.cache_messages import (
     BeginPause,
     CacheCommand,
@@ -65,13 +74,15 @@ from radixkv.wire.messages import (
 )
 from radixkv.wire.stats import Stats
 
-Reply: TypeAlias = CacheReply | Stats
+Reply: TypeAlias = CacheReply | AdapterReply | Stats
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 MAX_PENDING_BYTES = 1 << 20
 """Limit on the unread output of a stream. A stream above it fails when more arrives."""
 QUERY_TIMEOUT_S = 10.0
 """How long the runtime may take to reply to a query, such as ``Explain`` or ``GetStats``."""
+LOAD_TIMEOUT_S = 600.0
+"""How long the runtime may take to load an adapter."""
 MAX_BYTES_PER_TURN = 1 << 18
 """Bytes of runtime messages applied before readers run, so that readers who are behind catch up.
 
@@ -279,6 +290,29 @@ class RuntimeClient:
         """See ``EngineClient.pin``."""
         return await self._query(Pin(uuid.uuid4().hex, tokens, ttl_s, cache_salt, tenant, adapter), Pinned)
 
+    async def load_adapter(
+        self, name: str, path: str, *, in_place: bool, is_restarted: bool = False
+    ) -> ServedAdapter:
+        """Loads an adapter; returns it once requests may ask for it.
+
+        Args:
+            name: its name.
+            path: its folder.
+            in_place: whether it may replace one of the same name.
+            is_restarted: whether to ask a runtime that has shaken hands before ``resume``.
+
+        Raises:
+            InvalidRequest: it cannot be loaded.
+            RequestError: the runtime ends meanwhile, or takes longer than ``LOAD_TIMEOUT_S``.
+        """
+        query = LoadAdapter(uuid.uuid4().hex, name, path, in_place)
+        loaded = await self._query(query, AdapterLoaded, timeout_s=LOAD_TIMEOUT_S, is_restarted=is_restarted)
+        return loaded.adapter
+
+    async def unload_adapter(self, name: str, *, is_restarted: bool = False) -> None:
+        """Unloads an adapter: no new request may ask for it. Raises ``InvalidRequest`` if there is none such."""
+        await self._query(UnloadAdapter(uuid.uuid4().hex, name), AdapterUnloaded, is_restarted=is_restarted)
+
     async def stats(self) -> Stats:
         """Returns the runtime's counters as of now; dropped frames are summed over both processes."""
         stats = await self._query(GetStats(id=uuid.uuid4().hex), Stats)
@@ -378,25 +412,37 @@ class RuntimeClient:
             self._socket.close()
             self._socket = None
 
-    async def _query(self, query: CacheCommand | GetStats, kind: type[ReplyT]) -> ReplyT:
+    async def _query(
+        self,
+        query: CacheCommand | AdapterCommand | GetStats,
+        kind: type[ReplyT],
+        *,
+        timeout_s: float | None = None,
+        is_restarted: bool = False,
+    ) -> ReplyT:
         """Sends a query and returns its reply.
+
+        Args:
+            query: the message.
+            kind: class of the reply.
+            timeout_s: the longest wait; None: ``query_timeout_s``.
+            is_restarted: whether to ask a runtime that has shaken hands before ``resume``.
 
         Raises:
             RequestError: the runtime refuses the query.
-            RuntimeSilent: there is no reply after ``query_timeout_s``.
+            RuntimeSilent: there is no reply in time.
         """
-        if self._failure is not None:
+        limit_s = self._query_timeout_s if timeout_s is None else timeout_s
+        if self._failure is not None and not is_restarted:
             raise self._failure.with_traceback(None)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._queries[query.id] = future
         try:
             self._send(query)
-            async with asyncio.timeout(self._query_timeout_s):
+            async with asyncio.timeout(limit_s):
                 reply = await future
         except TimeoutError:
-            raise RuntimeSilent(
-                f"the runtime did not answer within {self._query_timeout_s:.0f} s; try again"
-            ) from None
+            raise RuntimeSilent(f"the runtime did not answer within {limit_s:.0f} s; try again") from None
         finally:
             del self._queries[query.id]
         if not isinstance(reply, kind):

@@ -16,6 +16,7 @@ from radixkv.generation.models import GenerationModel
 from radixkv.generation.nonces import NonceFilter
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.settings.config import Task
+from radixkv.wire.adapter_messages import ServedAdapter
 from radixkv.wire.messages import Pooling
 from radixkv.wire.request_limits import check_cache_salt, check_session_id
 
@@ -51,6 +52,10 @@ class ServedModel(GenerationModel):
     """With an adapter: the name of the model alone."""
     alone: ServedModel | None = field(default=None, compare=False, repr=False)
     """With an adapter: the model alone, which has what all adapters share."""
+    adapted: dict[str, ServedModel] = field(default_factory=dict, compare=False, repr=False)
+    """The model with each of its adapters, by their names; those that come and go are added and removed."""
+    adapter_names: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """The name that each adapter has, or had last, by its digest; of several names the first."""
     root: str
     """The folder or hub name that the user gave."""
     tokenizer_info: Mapping[str, Any] = field(default_factory=dict)
@@ -119,27 +124,33 @@ class ServedModel(GenerationModel):
             lines.append(f"{self.root} has no tokenizer.json: prompts are token ids, unless --tokenizer is given")
         return lines
 
-    @cached_property
-    def adapted(self) -> Mapping[str, ServedModel]:
-        """The model with each of its adapters, by their names."""
-        return {
-            adapter.name: replace(
-                self,
-                name=adapter.name,
-                other_names=(),
-                root=adapter.path,
-                adapter=adapter.digest,
-                parent=self.name,
-                alone=self,
-            )
-            for adapter in self.ready.adapters
-            if not self.adapter
-        }
+    def __post_init__(self) -> None:
+        if not self.adapter:
+            for adapter in self.ready.adapters:
+                self.add_adapter(adapter)
 
-    @property
-    def adapter_names(self) -> dict[str, str]:
-        """Names of the adapters by their digests; of several names the first."""
-        return {adapter.digest: adapter.name for adapter in reversed(self.ready.adapters)}
+    def add_adapter(self, adapter: ServedAdapter) -> None:
+        """Lets requests ask for an adapter, in place of one of the same name. O(names)."""
+        self.remove_adapter(adapter.name)
+        if all(one.adapter != adapter.digest for one in self.adapted.values()):
+            self.adapter_names[adapter.digest] = adapter.name
+        self.adapted[adapter.name] = replace(
+            self,
+            name=adapter.name,
+            other_names=(),
+            root=adapter.path,
+            adapter=adapter.digest,
+            parent=self.name,
+            alone=self,
+            adapted={},
+        )
+
+    def remove_adapter(self, name: str) -> None:
+        """Lets no request ask for an adapter any more. Does nothing if there is none of this name. O(names)."""
+        removed = self.adapted.pop(name, None)
+        same = [] if removed is None else [one for one in self.adapted.values() if one.adapter == removed.adapter]
+        if same:
+            self.adapter_names[same[0].adapter] = same[0].name
 
     def named(self, name: str | None, field: str = "model") -> ServedModel:
         """Returns the model of a name that a request gives: this one also for None, or with one of its adapters.

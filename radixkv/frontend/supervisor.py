@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Protocol
+
+import msgspec
 
 from radixkv.errors import RadixKVError, RuntimeDied
 from radixkv.frontend.http.errors import RuntimeRestarting
@@ -38,6 +41,8 @@ class Supervisor:
         client: connected to it.
         start: starts another one.
         restarts: whether to start another one at all.
+        resume: loads what the process before had loaded since its start, and resumes the client; None: there is
+            nothing but the client to resume.
         max_restarts: how often a runtime is started again before the server gives up.
         settled_s: a runtime that has served for so long makes the count of restarts begin anew.
         first_delay_s: wait before the second restart in a row; each further one waits twice as long.
@@ -50,6 +55,7 @@ class Supervisor:
         start: StartRuntime,
         *,
         restarts: bool,
+        resume: Callable[[RuntimeClient], Awaitable[None]] | None = None,
         max_restarts: int = MAX_RESTARTS,
         settled_s: float = SETTLED_S,
         first_delay_s: float = FIRST_DELAY_S,
@@ -58,6 +64,7 @@ class Supervisor:
         self._settled_s = settled_s
         self._first_delay_s = first_delay_s
         self._restarts = restarts
+        self._resume = resume
         self._process = process
         self._client = client
         self._start = start
@@ -122,10 +129,14 @@ class Supervisor:
             self._next_event_number += 1  # it may have published that the cache is empty
             return str(error)
         self._process = process
-        if process.ready != self._ready:
+        # It has no adapters yet: those of the start may have been unloaded, and others loaded.
+        if msgspec.structs.replace(process.ready, adapters=self._ready.adapters) != self._ready:
             return f"{process.name} that was started again has other sizes: {process.ready}, not {self._ready}"
         self._start_s = process.start_s
-        self._client.resume()
+        if self._resume is None:
+            self._client.resume()
+        else:
+            await self._resume(self._client)
         log_line(f"{process.name} is ready again after {process.start_s:.1f} s")
         return None
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from radixkv.errors import InvalidRequest, shortened
 from radixkv.llm.prompts import broadcast
-from radixkv.wire.messages import ServedAdapter
+from radixkv.wire.adapter_messages import ServedAdapter
 
 
 @dataclass(frozen=True)
 class LoRARequest:
-    """An adapter that answers prompts: one of the ``lora_modules`` of ``LLM``."""
+    """An adapter that answers prompts; one of an unknown name is loaded."""
 
     lora_name: str
-    """Its name there."""
+    """By which ``LLM`` knows it."""
     lora_int_id: int = 0
     """No effect; vLLM's requests have one."""
     lora_path: str = ""
-    """Its folder there; empty: whichever that is."""
+    """Its folder; empty: whichever that is of an adapter that is loaded."""
 
 
 _NONE = LoRARequest("")
@@ -34,21 +34,35 @@ class Adapters:
     """Finds the adapters that requests ask for.
 
     Args:
-        adapters: those that are loaded.
+        adapters: those of the start.
+        load: loads one of a name and a folder; may replace one of this name. Raises ``RequestError``.
     """
 
-    def __init__(self, adapters: Sequence[ServedAdapter]) -> None:
+    def __init__(self, adapters: Iterable[ServedAdapter], load: Callable[[str, str, bool], ServedAdapter]) -> None:
         self._adapters = {adapter.name: adapter for adapter in adapters}
+        self._load = load
+
+    def load(self, name: str, path: str, *, in_place: bool) -> None:
+        """Loads an adapter. Raises ``RequestError``."""
+        self._adapters[name] = self._load(name, path, in_place)
+
+    def forget(self, name: str) -> None:
+        """Lets no request have an adapter any more."""
+        self._adapters.pop(name, None)
 
     def digests(self, lora_request: LoRARequests, prompts: Sequence[Any]) -> Sequence[str]:
-        """Returns the digest of each prompt's adapter, empty for the model alone. Raises ``InvalidRequest``."""
+        """Returns the digest of each prompt's adapter, empty for the model alone. Loads unknown ones.
+
+        Raises:
+            RequestError: an adapter is unknown and has no folder, has another one, or cannot be loaded.
+        """
         given: Any = lora_request
         if isinstance(given, Sequence) and not isinstance(given, str):
             given = [_NONE if one is None else one for one in given]
         return [self._digest(one) for one in broadcast("lora_request", LoRARequest, given, _NONE, prompts)]
 
     def digest(self, lora_request: LoRARequest | None) -> str:
-        """Returns the digest of an adapter, empty for the model alone. Raises ``InvalidRequest``."""
+        """Returns the digest of an adapter, empty for the model alone, as ``digests`` does."""
         (digest,) = self.digests(lora_request, [None])
         return digest
 
@@ -56,17 +70,21 @@ class Adapters:
         if request is _NONE:
             return ""
         adapter = self._adapters.get(request.lora_name)
+        if adapter is None and request.lora_path:
+            self.load(request.lora_name, request.lora_path, in_place=False)
+            adapter = self._adapters[request.lora_name]
         if adapter is None:
             loaded = ", ".join(map(shortened, self._adapters)) or "none"
             raise InvalidRequest(
-                f"lora_request asks for {shortened(request.lora_name)}, which is not loaded; give it in "
-                f"lora_modules of LLM (loaded: {loaded})",
+                f"lora_request asks for {shortened(request.lora_name)}, which is not loaded; give its lora_path "
+                f"(loaded: {loaded})",
                 param="lora_request",
             )
         if request.lora_path and Path(request.lora_path) != Path(adapter.path):
             raise InvalidRequest(
                 f"lora_request asks for {shortened(request.lora_name)} in {shortened(request.lora_path)}, and "
-                f"LLM has it from {shortened(adapter.path)}; give that folder, or none",
+                f"LLM has it from {shortened(adapter.path)}; give that folder, or none, or replace the adapter by "
+                "load_lora_adapter with load_inplace",
                 param="lora_request",
             )
         return adapter.digest

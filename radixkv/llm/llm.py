@@ -57,6 +57,14 @@ from radixkv.settings.speculative import DEFAULT_SPECULATION, SpeculativeConfig
 from radixkv.terminal import Progress, shown_download
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.adapter_messages import (
+    AdapterLoaded,
+    AdapterReply,
+    AdapterUnloaded,
+    LoadAdapter,
+    ServedAdapter,
+    UnloadAdapter,
+)
 from radixkv.wire.cache_messages import (
     CacheCommand,
     CacheReply,
@@ -69,12 +77,12 @@ from radixkv.wire.cache_messages import (
     Pin,
     Pinned,
 )
-from radixkv.wire.messages import Failed, GetStats, Pooling, Submit
+from radixkv.wire.messages import Failed, FromRuntime, GetStats, Pooling, Submit
 from radixkv.wire.request_limits import DEFAULT_TTL_S, check_prefix
 from radixkv.wire.sampling import BeamSearchParams, SamplingParams
 from radixkv.wire.stats import Stats
 
-ReplyT = TypeVar("ReplyT", bound=CacheReply | Stats)
+ReplyT = TypeVar("ReplyT", bound=CacheReply | AdapterReply | Stats)
 
 Size = Any
 """A number, or a text that ``EngineConfig.of`` turns into one, as of a flag: ``4k``, ``80GiB``."""
@@ -205,7 +213,7 @@ class LLM:
             eos_token_ids=checkpoint.eos_token_ids,
             default_sampling=checkpoint.default_sampling,
         )
-        self._adapters = Adapters(loop.ready.adapters)
+        self._adapters = Adapters(loop.ready.adapters, self._load_adapter)
         self._chats = Chats(self._model, folder, reasoning_parser)
         self._runner = OfflineRunner(lambda: self._open_loop, config.scheduler.max_queued_requests)
         self._ids = (f"llm-{number}" for number in itertools.count())
@@ -532,6 +540,28 @@ class LLM:
         """Empties the prefix cache; returns how many pages that freed."""
         return self._ask(Flush(next(self._ids)), Flushed)
 
+    def load_lora_adapter(self, lora_name: str, lora_path: str | Path, *, load_inplace: bool = False) -> None:
+        """Loads an adapter, which ``LoRARequest(lora_name)`` then asks for. Needs ``enable_lora``.
+
+        Pages of the cache that were computed with the same bytes are found again, and others never.
+
+        Args:
+            lora_name: its name.
+            lora_path: its folder.
+            load_inplace: whether it may replace an adapter of this name; without it such a name is refused.
+
+        Raises:
+            InvalidRequest: the name is taken, the folder has no adapter that fits the model, or ``max_loras`` are
+                loaded.
+        """
+        self._adapters.load(lora_name, str(lora_path), in_place=load_inplace)
+
+    def unload_lora_adapter(self, lora_name: str) -> None:
+        """Frees an adapter; what was computed with it stays in the cache. Raises ``InvalidRequest`` if unknown."""
+        self._ask(UnloadAdapter(next(self._ids), lora_name), AdapterUnloaded)
+        self._adapters.forget(lora_name)
+        self._runner.settle()
+
     def get_metrics(self) -> Stats:
         """Returns counters since the start and current gauges."""
         return self._ask(GetStats(next(self._ids)), Stats)
@@ -590,9 +620,16 @@ class LLM:
                 progress.show(f"{n_done}/{n_prompts}", n_done)
         return requests
 
-    def _ask(self, query: CacheCommand | GetStats, kind: type[ReplyT]) -> ReplyT:
+    def _load_adapter(self, name: str, path: str, in_place: bool) -> ServedAdapter:
+        message = LoadAdapter(next(self._ids), name, path, in_place)
+        return self._expect(self._runner.answer(message), AdapterLoaded).adapter
+
+    def _ask(self, query: CacheCommand | UnloadAdapter | GetStats, kind: type[ReplyT]) -> ReplyT:
         """Returns the loop's immediate reply to a query. Raises ``RequestError`` if the loop refuses it."""
         (reply,) = self._open_loop.receive(query)
+        return self._expect(reply, kind)
+
+    def _expect(self, reply: FromRuntime, kind: type[ReplyT]) -> ReplyT:
         if isinstance(reply, Failed):
             raise request_error(reply.code, reply.text, param=reply.param)
         assert isinstance(reply, kind)

@@ -12,6 +12,7 @@ from typing import Protocol
 from radixkv.errors import ConfigError, request_error
 from radixkv.runtime.loop import Loop
 from radixkv.tree.node import TOKEN_BYTES
+from radixkv.wire.adapter_messages import LoadAdapter
 from radixkv.wire.messages import Cancel, Done, Failed, FromRuntime, NewTokens, PromptLogprobs, Submit, Tokens
 
 _MAX_WAIT_S = 0.1
@@ -41,7 +42,7 @@ class RunRequest(Protocol):
 
 
 class OfflineRunner:
-    """Runs the requests of one call at a time.
+    """Runs the requests of one call at a time, or waits for an answer of the loop.
 
     Args:
         open_loop: returns the loop; raises ``ConfigError`` once it is closed.
@@ -59,9 +60,7 @@ class OfflineRunner:
         Requests are taken from the iterator a few per turn, so that the device computes while most prompts are
         still to be encoded. Closing the generator cancels all unfinished requests.
         """
-        loop = self._open_loop()
-        if self._is_busy:
-            raise ConfigError("this LLM is answering another call; finish or close that one first")
+        loop = self._idle_loop()
         self._is_busy = True
         waiting = iter(requests)
         by_id: dict[str, RunRequest] = {}
@@ -92,6 +91,28 @@ class OfflineRunner:
                 for request in by_id.values():
                     if not request.is_done:
                         loop.receive(Cancel(request.submit.id))
+
+    def answer(self, message: LoadAdapter) -> FromRuntime:
+        """Returns the loop's answer to a message that it answers later. No request may run."""
+        messages = self._idle_loop().receive(message)
+        return next(iter(messages or self.settle()))
+
+    def settle(self) -> list[FromRuntime]:
+        """Takes turns until the loop has no work; returns its messages. No request may run."""
+        loop, messages = self._idle_loop(), list[FromRuntime]()
+        while loop.has_work:
+            if loop.is_waiting:
+                loop.wait(_MAX_WAIT_S)
+            with _deferred_interrupts():
+                messages += loop.turn()
+        return messages
+
+    def _idle_loop(self) -> Loop:
+        """Returns the loop. Raises ``ConfigError`` if it is closed, or answers another call."""
+        loop = self._open_loop()
+        if self._is_busy:
+            raise ConfigError("this LLM is answering another call; finish or close that one first")
+        return loop
 
 
 def _apply(loop: Loop, messages: Sequence[FromRuntime], requests: Mapping[str, RunRequest]) -> int:

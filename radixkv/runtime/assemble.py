@@ -22,7 +22,17 @@ from radixkv.runtime.lifetimes.commands import close_session, pin
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.protocols import Drafts, Headroom, Queue, RequestBranch, Returns, Shares, States, Tiers
+from radixkv.runtime.protocols import (
+    Adapters,
+    Drafts,
+    Headroom,
+    Queue,
+    RequestBranch,
+    Returns,
+    Shares,
+    States,
+    Tiers,
+)
 from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.reporting.stats import make_stats
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -34,7 +44,7 @@ from radixkv.runtime.structured.grammars import Grammars
 from radixkv.settings.config import AdmissionPolicy, CacheConfig, SchedulePolicy, SchedulerConfig
 from radixkv.settings.tenants import TenantConfig
 from radixkv.wire.cache_messages import BeginPause, CloseSession, EndPause, PauseBegun, PauseEnded, Pin
-from radixkv.wire.messages import WIRE_VERSION, Ready, ServedAdapter
+from radixkv.wire.messages import WIRE_VERSION, Ready
 
 if TYPE_CHECKING:
     from radixkv.runtime.events.log import EventLog
@@ -134,7 +144,7 @@ def assemble_loop(
     eos_token_ids: frozenset[int] = frozenset(),
     pin_budget: float = CacheConfig.pin_budget,
     seed: int = 0,
-    adapters: Sequence[ServedAdapter] = (),
+    adapters: Adapters | None = None,
     start_seconds: Mapping[str, float] | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> Loop:
@@ -152,7 +162,7 @@ def assemble_loop(
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         pin_budget: fraction of each tier's pages that the pins of a namespace cover at most.
         seed: seed of the generators that draw seeds for requests without one.
-        adapters: those that the executor has.
+        adapters: those that the executor has; None: it has none.
         start_seconds: time of each stage of the start, for ``Stats``.
         clock: seconds, monotonic.
 
@@ -160,6 +170,7 @@ def assemble_loop(
         ConfigError: a tenant could not have the pages of the longest request.
     """
     cache, limits, tiers = scheduler.cache, scheduler.limits, scheduler.tiers
+    adapters = adapters or Adapters()
     ready = Ready(
         version=WIRE_VERSION,
         vocab_size=executor.vocab_size,
@@ -177,7 +188,7 @@ def assemble_loop(
         has_drafts=scheduler.drafts.stats() is not None,
         tensor_parallel_size=executor.n_ranks,
         state_block_tokens=0 if cache.tree.states is None else cache.tree.states.block_tokens,
-        adapters=tuple(adapters),
+        adapters=adapters.served,
     )
     if tenants:
         from radixkv.runtime.tenants.tenant_pages import check_longest_request
@@ -187,7 +198,14 @@ def assemble_loop(
             n_longest = cache.windows.max_pages(limits.max_num_batched_tokens) or n_longest
         check_longest_request(tenants, cache.n_pages, n_longest, cache.page_size)
     alarms = Alarms()
-    intake = Intake(ready, tenants=tenants, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
+    intake = Intake(
+        ready,
+        tenants=tenants,
+        eos_token_ids=eos_token_ids,
+        seed=seed,
+        has_adapter=adapters.has,
+        clock=clock,
+    )
     gate = GrammarGate(open_grammars or _refuse_grammars, limits.max_queued_requests)
     caches = [cache] if tiers.host is None else [cache, tiers.host]
     sessions = Sessions(caches)
@@ -210,6 +228,7 @@ def assemble_loop(
         scheduler,
         executor,
         intake=intake,
+        adapters=adapters,
         gate=gate,
         is_gated=lambda message: message.sampling.structured_outputs is not None,
         branches=(
@@ -229,7 +248,7 @@ def assemble_loop(
             *more_branches,
         ),
         run_command=commands.run,
-        make_stats=partial(make_stats, scheduler, pins.count_pages, gate, start_seconds or {}),
+        make_stats=partial(make_stats, scheduler, pins.count_pages, gate, adapters, start_seconds or {}),
         alarms=alarms,
         clock=clock,
     )
@@ -260,7 +279,7 @@ def open_event_log(loop: Loop, *, shows_salted_tokens: bool) -> EventLog:
         scheduler.cache,
         scheduler.tiers.changes(),
         shows_salted_tokens=shows_salted_tokens,
-        adapter_names={one.digest: one.name for one in reversed(loop.ready.adapters)},
+        adapter_names=loop.adapters.names,
     )
 
 

@@ -52,6 +52,7 @@ class Intake:
         tenants: who may send requests; none: all clients are one.
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         seed: seed of the generators that draw seeds for requests without one, one generator a tenant.
+        has_adapter: whether requests may have the adapter of a digest.
         clock: seconds, monotonic.
     """
 
@@ -62,10 +63,11 @@ class Intake:
         tenants: Sequence[TenantConfig] = (),
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
+        has_adapter: Callable[[str], bool] = lambda digest: False,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._ready = ready
-        self._adapters = frozenset(one.digest for one in ready.adapters)
+        self._has_adapter = has_adapter
         self._seen_adapters = dict.fromkeys(("", *(one.digest for one in ready.adapters)))
         """Digests of adapters that any tier may have pages of, and that of none."""
         self._tenants = {
@@ -141,7 +143,7 @@ class Intake:
             InvalidRequest: there is no such tenant or adapter, it may use no salt, or the salt is too long.
         """
         adapter = message.adapter
-        if adapter and adapter not in self._adapters:
+        if adapter and not self._has_adapter(adapter):
             raise _not_loaded(adapter)
         self._seen_adapters[adapter] = None
         return self._without_adapter(message)._replace(adapter=adapter)
@@ -155,7 +157,7 @@ class Intake:
         namespace = self._without_adapter(message)
         if message.adapter is None:
             return [namespace._replace(adapter=adapter) for adapter in self._seen_adapters]
-        if message.adapter not in self._seen_adapters:
+        if message.adapter not in self._seen_adapters and not self._has_adapter(message.adapter):
             raise _not_loaded(message.adapter)
         return [namespace._replace(adapter=message.adapter)]
 
@@ -253,5 +255,7 @@ class Intake:
 
 def _not_loaded(adapter: str) -> InvalidRequest:
     return InvalidRequest(
-        f"no adapter with the digest {shortened(adapter)} is loaded; ask for one by its name", param="model"
+        f"no adapter with the digest {shortened(adapter)} is loaded, or it was unloaded or replaced "
+        "meanwhile; send the request again, and ask for one by its name",
+        param="model",
     )

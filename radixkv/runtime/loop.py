@@ -17,11 +17,12 @@ from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.launched_steps import LaunchedSteps
-from radixkv.runtime.protocols import Gate, RequestBranch
+from radixkv.runtime.protocols import Adapters, Gate, RequestBranch
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.executor import Executor
 from radixkv.tree.node import TOKEN_BYTES
+from radixkv.wire.adapter_messages import AdapterCommand, LoadAdapter, UnloadAdapter
 from radixkv.wire.cache_messages import CacheCommand
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import (
@@ -118,6 +119,7 @@ class Loop:
         scheduler: plans the steps.
         executor: the device.
         intake: makes requests of messages.
+        adapters: those that requests may ask for.
         gate: holds requests back before the scheduler knows them.
         is_gated: whether a request needs the gate.
         branches: what requests may choose by their messages.
@@ -134,6 +136,7 @@ class Loop:
         executor: Executor,
         *,
         intake: Intake,
+        adapters: Adapters,
         gate: Gate,
         is_gated: Callable[[Submit], bool],
         branches: Sequence[RequestBranch],
@@ -148,6 +151,8 @@ class Loop:
         self.scheduler = scheduler
         self._executor = executor
         self._intake = intake
+        self.adapters = adapters
+        """Those that requests may ask for."""
         self._gate = gate
         self._is_gated = is_gated
         self._branches = branches
@@ -169,16 +174,17 @@ class Loop:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is held back, waiting, running or releasing."""
-        return bool(self._gated) or not self.scheduler.is_idle
+        """Whether any request is held back, waiting, running or releasing, or an adapter comes or goes."""
+        return bool(self._gated) or not self.scheduler.is_idle or self.adapters.is_busy
 
     @property
     def descriptors(self) -> list[int]:
-        """Descriptors, one of which is readable when pages have been copied between tiers, or the gate opens.
+        """Descriptors, one of which is readable when pages have been copied between tiers, an adapter is read, or
+        the gate opens.
 
         Call ``turn`` then, or ``advance`` if there is no work."""
-        copies = self.scheduler.tiers.descriptors()
-        return [*copies, *self._gate.descriptors()] if self._gated else copies
+        descriptors = [*self.scheduler.tiers.descriptors(), *self.adapters.descriptors()]
+        return [*descriptors, *self._gate.descriptors()] if self._gated else descriptors
 
     def advance(self) -> None:
         """Takes finished copies of pages and starts those that were offered. For a loop without work. O(pages).
@@ -197,7 +203,9 @@ class Loop:
         """Waits until one of ``descriptors`` is readable, at most ``timeout_s``."""
         wait_readable(self.descriptors, timeout_s)
 
-    def receive(self, message: Submit | Cancel | CacheCommand | GetStats | Drain) -> list[FromRuntime]:
+    def receive(
+        self, message: Submit | Cancel | CacheCommand | AdapterCommand | GetStats | Drain
+    ) -> list[FromRuntime]:
         """Takes a message; returns its immediate answers.
 
         O(tokens) for ``Submit``, ``Explain``, ``Match``, ``GetStored`` and ``Pin``; O(pages) for ``Flush``,
@@ -213,6 +221,8 @@ class Loop:
             case Drain():
                 self.is_draining = True
                 return []
+            case LoadAdapter() | UnloadAdapter():
+                return self.adapters.receive(message)
             case _:
                 return [self._run_command(message)]
 
@@ -226,7 +236,8 @@ class Loop:
         return max(0.0, self._steps.seconds_left - 2 * self._launch_s) if self.has_work else 0.0
 
     def turn(self) -> list[FromRuntime]:
-        """Fails timed-out requests, launches the next step, then takes the oldest step's result.
+        """Fails timed-out requests, lets adapters come and go, launches the next step, then takes the oldest step's
+        result.
 
         All results are taken before the plan if the scheduler wants them; messages about them are made behind the
         launch. If not, the oldest one is taken after the launch, if more than ``LOOKAHEAD`` steps are launched, or
@@ -243,6 +254,8 @@ class Loop:
         if self._alarms.next_at <= begun:
             self._alarms.ring(begun)
         messages = [*self._admit_gated(), *self._expire()] if self._gated else self._expire()
+        if self.adapters.is_busy:
+            messages += self.adapters.advance(self._uses)
         outgoing: list[_Outgoing] = []
         if self._steps and self.scheduler.wants_results:
             while self._steps:
@@ -282,6 +295,7 @@ class Loop:
         """Frees the device's memory, even with steps in flight. Call once; the loop is unusable afterwards."""
         self._steps.drop()
         self._gate.close()
+        self.adapters.close()
         self.scheduler.tiers.close(_MAX_CLOSE_S)
         self._executor.close()
 
@@ -368,6 +382,12 @@ class Loop:
         live.n_unfinished -= 1
         item = NewTokens(message.id, b"", message.choice, "abort")
         return [Tokens([item]), *([] if live.n_unfinished else [self._finish(live, "abort")])]
+
+    def _uses(self, adapter: str) -> bool:
+        """Returns whether a request or a launched step has the adapter of a digest. O(requests + rows)."""
+        return any(live.choices[0].namespace.adapter == adapter for live in self._live.values()) or any(
+            row.adapter == adapter for plan in self.scheduler.launched_plans for row, _ in plan.rows()
+        )
 
     def _sample_step(self) -> list[FromRuntime]:
         """Samples the newest step if it waits for token masks and all tokens before it are known."""

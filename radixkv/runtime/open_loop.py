@@ -20,7 +20,7 @@ from radixkv.runtime.device.ranks.open import open_ranks
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.protocols import RequestBranch, States
+from radixkv.runtime.protocols import Adapters, RequestBranch, States
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
@@ -28,7 +28,7 @@ from radixkv.runtime.structured.vocabulary import read_vocabulary
 from radixkv.settings.config import EngineConfig
 from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.states import BLOCK_TOKENS
-from radixkv.wire.messages import ServedAdapter
+from radixkv.wire.adapter_messages import ServedAdapter
 
 if TYPE_CHECKING:
     from radixkv.runtime.pauses.pauses import Pauses
@@ -153,6 +153,13 @@ def open_loop(
             from radixkv.runtime.pauses.pauses import Pauses
 
             pauses = Pauses(cache)
+        adapters: Adapters | None = None
+        if executor.adapters is not None:
+            from radixkv.runtime.adapters.loading import LoadableAdapters
+
+            served = [ServedAdapter(one.name, one.path, one.digest) for one in settings.adapters]
+            adapters = LoadableAdapters(executor.adapters, served, config.adapters.max_adapters)
+            on_failure.callback(adapters.close)
         scheduler = open_scheduler(
             cache,
             limits,
@@ -179,7 +186,7 @@ def open_loop(
             eos_token_ids=checkpoint.eos_token_ids,
             pin_budget=config.cache.pin_budget,
             seed=config.seed,
-            adapters=[ServedAdapter(one.name, one.path, one.digest) for one in settings.adapters],
+            adapters=adapters,
             start_seconds=times.seconds,
         )
         if warm is not None:

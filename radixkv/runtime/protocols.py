@@ -3,17 +3,18 @@
 A branch is a feature in a folder of its own: ``tenants`` has a ``Queue``, ``Shares`` and ``PageQuotas`` (which is
 in ``cache/page_quotas.py``), ``beams`` a ``Continuation``, ``structured`` a ``Gate`` with its ``Constraint``,
 ``tiers`` has ``Tiers``, ``drafts`` has ``Drafts``, ``headroom`` has ``Headroom``, ``pauses`` has ``Returns``,
-``lifetimes`` has ``Observer``; ``events`` and ``reporting`` look on. Three modules hand the branches in:
-``assemble``, ``open_loop``, and ``process``, which publishes the events. The device is behind ``step/executor.py``.
-All other modules of the runtime are the trunk: they import no branch, and no branch another.
+``lifetimes`` has ``Observer``, ``adapters`` has ``Adapters``; ``events`` and ``reporting`` look on. Three modules
+hand the branches in: ``assemble``, ``open_loop``, and ``process``, which publishes the events. The device is behind
+``step/executor.py``. All other modules of the runtime are the trunk: they import no branch, and no branch another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from radixkv.errors import RequestError
+from radixkv.errors import RequestError, UnsupportedFeature
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.step.plan import Row, StateFork, StateLoad, StateSave, StepPlan
@@ -21,9 +22,19 @@ from radixkv.runtime.step.result import TokenMasks
 from radixkv.tree.changes import Change, StoredPages
 from radixkv.tree.node import Namespace
 from radixkv.tree.spared import WaitingPrompt
+from radixkv.wire.adapter_messages import AdapterCommand, ServedAdapter
 from radixkv.wire.cache_messages import Tier
-from radixkv.wire.messages import DraftUse, Submit, TokenLogprobs
-from radixkv.wire.stats import DiskStats, DraftStats, HostStats, PauseStats, StateStats, TenantStats, WindowStats
+from radixkv.wire.messages import DraftUse, Failed, FromRuntime, Submit, TokenLogprobs
+from radixkv.wire.stats import (
+    AdapterStats,
+    DiskStats,
+    DraftStats,
+    HostStats,
+    PauseStats,
+    StateStats,
+    TenantStats,
+    WindowStats,
+)
 
 if TYPE_CHECKING:
     from radixkv.runtime.request import Request, Update
@@ -138,6 +149,53 @@ class Gate(Protocol):
 
     def close(self) -> None:
         """Frees what it has opened."""
+
+
+class Adapters:
+    """The adapters that requests may ask for by their digests. These are none, and none can be loaded.
+
+    ``adapters.loading.LoadableAdapters`` has some.
+    """
+
+    served: tuple[ServedAdapter, ...] = ()
+    """Those of the start."""
+    names: Mapping[str, str] = MappingProxyType({})
+    """The name that each adapter had last, by its digest."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether ``advance`` has something to do, now or once a descriptor is readable."""
+        return False
+
+    def has(self, digest: str) -> bool:
+        """Returns whether new requests may have an adapter."""
+        return False
+
+    def receive(self, message: AdapterCommand) -> list[FromRuntime]:
+        """Begins to load an adapter, or unloads one; returns the answer if there is one already."""
+        text = "this engine has no adapters; start it with enable_lora (--enable-lora), on the CPU"
+        return [Failed(message.id, UnsupportedFeature.code, text)]
+
+    def advance(self, is_used: Callable[[str], bool]) -> list[FromRuntime]:
+        """Lets requests ask for the adapters that have been read, and frees those without a name that nothing uses.
+
+        Called between turns. Returns the answers.
+
+        Args:
+            is_used: whether a request without its terminal message, or a launched step, has an adapter.
+        """
+        return []
+
+    def descriptors(self) -> list[int]:
+        """Returns descriptors, one of which is readable when an adapter has been read."""
+        return []
+
+    def stats(self) -> AdapterStats | None:
+        """Returns gauges; None where requests have no adapters."""
+        return None
+
+    def close(self) -> None:
+        """Waits for threads that read."""
 
 
 class Queue(Protocol):

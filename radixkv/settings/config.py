@@ -433,7 +433,8 @@ class AdapterConfig:
 
     enable_lora: bool = setting(
         False,
-        "serve the adapters of --lora-modules, which turn it on themselves (default: off)",
+        "serve LoRA adapters: those of --lora-modules, which turn it on themselves, and others that are loaded "
+        "later (default: off)",
         SWITCH,
     )
     lora_modules: tuple[LoraModule, ...] = setting(
@@ -446,7 +447,7 @@ class AdapterConfig:
     )
     max_loras: int | None = setting(
         None,
-        "maximum number of adapters (default: as many as there are)",
+        "maximum number of adapters that are loaded at once (default: no limit)",
         COUNT,
         "ADAPTERS",
         aliases="max_loras_per_batch",
@@ -455,7 +456,7 @@ class AdapterConfig:
     max_lora_rank: int = setting(16, "maximum rank of an adapter (default: %(default)s)", COUNT, "RANK")
     max_cpu_loras: int | None = setting(
         None,
-        "maximum number of adapters in host memory (default: as many as there are)",
+        "maximum number of adapters in host memory, where all are in this release (default: --max-loras)",
         COUNT,
         "ADAPTERS",
         aliases="max_loaded_loras",
@@ -465,11 +466,6 @@ class AdapterConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         n_adapters = len(self.lora_modules)
-        if self.enable_lora and not n_adapters:
-            raise ConfigError(
-                "enable_lora True needs lora_modules: adapters are named at the start in this release; give "
-                "lora_modules (--lora-modules NAME=FOLDER)"
-            )
         for name in ("max_loras", "max_cpu_loras"):
             limit = vars(self)[name]
             if limit is not None and limit < n_adapters:
@@ -481,6 +477,16 @@ class AdapterConfig:
             raise ConfigError(
                 f"max_cpu_loras {self.max_cpu_loras} is less than max_loras {self.max_loras}; set it higher"
             )
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether requests may have adapters."""
+        return self.enable_lora or bool(self.lora_modules)
+
+    @property
+    def max_adapters(self) -> int | None:
+        """Most adapters that are loaded at once; None: any number."""
+        return self.max_cpu_loras if self.max_loras is None else self.max_loras
 
 
 @dataclass(frozen=True)

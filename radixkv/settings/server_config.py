@@ -241,6 +241,13 @@ class ServerConfig:
         "SECONDS",
         flag="canary_interval",
     )
+    lora_dir: str | None = setting(
+        None,
+        "folder inside which clients may have adapters loaded by /v1/load_lora_adapter; needs --enable-lora "
+        "(default: none are loaded over HTTP)",
+        text("a folder"),
+        "DIR",
+    )
     max_body_bytes: int = setting(
         8 << 20, "maximum size of a request body, such as 32MiB (default: %(default)s)", SIZE, "SIZE"
     )

@@ -24,12 +24,13 @@ import msgspec
 
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.settings.config import EngineConfig
+from radixkv.wire.adapter_messages import AdapterCommand, AdapterReply, ServedAdapter
 from radixkv.wire.cache_messages import CacheCommand, CacheReply
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 
-WIRE_VERSION = 33
+WIRE_VERSION = 34
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -157,17 +158,6 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     """Makes the runtime refuse new requests, finish the others and exit."""
 
 
-class ServedAdapter(msgspec.Struct, frozen=True, array_like=True):
-    """An adapter that the runtime has loaded."""
-
-    name: str
-    """By which clients ask for it."""
-    path: str
-    """Of its folder."""
-    digest: str
-    """By which messages ask for it."""
-
-
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded. Has the sizes of model, pool and steps."""
 
@@ -201,7 +191,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The distance of states of recurrent layers, or of tails of window pages, from which alone a match goes on; 0
     if the model needs none."""
     adapters: tuple[ServedAdapter, ...] = ()
-    """The adapters that requests may ask for."""
+    """The adapters that requests may ask for from the start on."""
 
     @property
     def devices(self) -> str:
@@ -361,8 +351,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """A sign of life: the runtime has sent nothing else for half a second."""
 
 
-ToRuntime = Hello | Submit | Cancel | CacheCommand | GetStats | Drain
-FromRuntime = Ready | Tokens | Done | Failed | CacheReply | Stats | Heartbeat
+ToRuntime = Hello | Submit | Cancel | CacheCommand | AdapterCommand | GetStats | Drain
+FromRuntime = Ready | Tokens | Done | Failed | CacheReply | AdapterReply | Stats | Heartbeat
 
 MessageT = TypeVar("MessageT")
 

@@ -234,6 +234,15 @@ class ReplicaStats(msgspec.Struct, frozen=True):
     """Prompts that the frontend has sent to it, by why."""
 
 
+class AdapterStats(msgspec.Struct, frozen=True):
+    """Gauges of adapters."""
+
+    n_adapters: int = 0
+    """Names that requests may ask for."""
+    n_bytes: int = 0
+    """Memory of the weights, also of unloaded adapters whose requests still run; those of equal adapters once."""
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True):
     """Counters since the start (``*_total``, ``*_seconds``) and current gauges."""
 
@@ -286,6 +295,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """None where layers with windows have no pages of their own."""
     pauses: PauseStats | None = None
     """None where requests share no pages, or nothing is generated."""
+    adapters: AdapterStats | None = None
+    """None where requests have no adapters."""
     tenants: dict[str, TenantStats] = {}
     """By name, without the operator."""
     replicas: dict[str, ReplicaStats] = {}

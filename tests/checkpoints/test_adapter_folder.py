@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,25 @@ def test_matrices_are_those_of_the_file(tmp_path: Path, dtype: str) -> None:
         for half, matrix in zip("AB", folder.stored(module), strict=True):
             stored = tensors[f"base_model.model.{module}.lora_{half}.weight"]
             assert (matrix.dtype, matrix.shape, bytes(matrix.content)) == stored
+
+
+def test_a_file_beyond_memory_is_refused(tmp_path: Path) -> None:
+    """The file has holes, which take no room on disk."""
+    path, entries, begin = write_adapter(tmp_path) / "adapter_model.safetensors", {}, 0
+    for half, shape in (("A", (4, 1 << 32)), ("B", (6, 4))):
+        end = begin + 4 * math.prod(shape)
+        name = f"base_model.model.{_Q}.lora_{half}.weight"
+        entries[name] = {"dtype": "F32", "shape": shape, "data_offsets": (begin, end)}
+        begin = end
+    header = json.dumps(entries).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + begin)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (32 << 30, limits[1]))
+    try:
+        assert "for which there is no memory" in _refusal(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_names_may_have_the_name_of_the_adapter(tmp_path: Path) -> None:

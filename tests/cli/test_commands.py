@@ -111,7 +111,11 @@ def test_help_of_each_command_names_its_flags_and_none_that_is_refused(inside, c
             "serve --data-parallel-size",
             "radixkv generate",
         ),
-        (["bench", "--enable-lora"], "enable_lora True needs lora_modules", "radixkv bench"),
+        (
+            ["bench", "--max-loras", "2", "--max-cpu-loras", "1"],
+            "max_cpu_loras 1 is less than max_loras 2",
+            "radixkv bench",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(inside, flags, message, command):

@@ -30,6 +30,7 @@ from radixkv.wire.sampling import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
+from radixkv.wire.stats import AdapterStats
 from support.paths import ROOT
 from support.running_site import make_app
 from support.scripted_runtime import DISK, DRAFTS, HOST, REPLICAS, SHARED_STORE, STATES, TENANTS, WINDOWS, Site
@@ -118,6 +119,7 @@ def test_every_metric_is_documented(site: Site) -> None:
     site.loop.drafts = DRAFTS
     site.loop.states, site.loop.windows = STATES, WINDOWS
     site.loop.replicas = REPLICAS
+    site.loop.adapters = AdapterStats(2, 1000)
     types = []
     for behind_the_host_tier in (DISK, SHARED_STORE):
         site.loop.disk = behind_the_host_tier

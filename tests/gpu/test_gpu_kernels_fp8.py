@@ -252,12 +252,19 @@ def check_fp8_linear(n_out: int, n_in: int, n_rows: int, scales: Fp8Scales, dtyp
 
 
 @pytest.mark.parametrize("scales", ["channels", "blocks"])
-@pytest.mark.parametrize(("n_tokens", "hidden", "inner"), [(3, 256, 128), (40, 200, 144), (300, 256, 128)])
-def test_products_of_experts(n_tokens: int, hidden: int, inner: int, scales: Fp8Scales) -> None:
-    """Each pair of a token and an expert is the product with that expert's matrix."""
-    n_experts, n_active = 5, 2
+@pytest.mark.parametrize(
+    ("n_tokens", "n_experts", "hidden", "inner"),
+    [(3, 5, 256, 128), (40, 5, 200, 144), (300, 5, 256, 128), (110, 3, 200, 144), (110, 3, 200, 256)],
+)
+def test_products_of_experts(n_tokens: int, n_experts: int, hidden: int, inner: int, scales: Fp8Scales) -> None:
+    """Each pair of a token and an expert is the product with that expert's matrix.
+
+    With many rows for each expert, gate and up are apart, unless a block has both.
+    """
+    n_active = 2
     down = stacked(n_experts, hidden, inner, scales)
-    tile = grouped_tile(n_tokens * n_active, n_experts, 1, has_room=False)
+    tile = grouped_tile(n_tokens * n_active, n_experts, 1, has_room=False, has_blocks=down.has_blocks)
+    assert (tile.rows >= 64) == (n_tokens * n_active > 64 * n_experts)
     routing = route(normal(n_tokens, n_experts, dtype=DTYPE), n_active, tile.rows, normalizes=True)
     expert_of = expert_of_position(routing.tiles, n_tokens * n_active)
     gated = rounded(normal(n_tokens * n_active, inner, dtype=DTYPE), row_scales(down))

@@ -172,7 +172,7 @@ def check_grouped(
         "HAS_BIAS": True,
         "IS_FIRST": half != "second",
         "IS_GATED": half == "gated",
-        "SPLITS": half == "gated" and scale_unit > 1 and tile.rows >= 64,
+        "ROW_FACTORS": grouped.has_row_factors(tile, scale_unit, 2 * BLOCK, is_gated=half == "gated"),
         "CLAMPS": half == "gated",
         "IS_GELU": False,  # takes no shared memory
     }
@@ -490,13 +490,14 @@ def test_gated_delta_nets_fit(key_dim: int, value_dim: int, target: int) -> None
     sizes = {"N_KEYS": 16, "N_HEADS": 32, "KEY_DIM": key_dim, "VALUE_DIM": value_dim, "CHANNELS": config.n_channels}
     sizes |= {"TAPS": 4, "DIM": max(key_dim, value_dim), "SIZE": value_dim, "HEADS": 2048 // value_dim}
     sizes |= {"HAS_BIAS": False}
+    precision = delta_blocks.inverse_precision(torch.bfloat16, config)
     tile = delta_scan.scan_tile(config, has_room=SHARED_BYTES[target] >= 160_000)
     columns = min(tile.columns, value_dim)
     for kernel, constants, options in (
         (convolution._convolve_tokens, {}, {"num_warps": 1}),
         (convolution._convolve_blocks, {"BLOCK": 64}, {"num_warps": 8}),
         (convolution._keep_inputs, {"BLOCK": 512}, {"num_warps": 4}),
-        (delta_blocks._compute_blocks, {"BLOCK": 64, "PRECISION": "bf16x3"}, {"num_warps": 4}),
+        (delta_blocks._compute_blocks, {"BLOCK": 64, "PRECISION": precision}, {"num_warps": 4}),
         (
             delta_scan._scan,
             {"BLOCK": 64, "COLUMNS": columns},

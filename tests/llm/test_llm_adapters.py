@@ -270,7 +270,7 @@ def test_rank_stabilized_adapters_and_bfloat16(folders: Path, tmp_path: Path) ->
 
 def test_requests_for_unknown_adapters_are_refused(llm: LLM, folders: Path) -> None:
     with pytest.raises(InvalidRequest, match="'math', which is not loaded; .*'sql', 'law', 'copy'"):
-        llm.generate([PROMPT], PARAMS, lora_request=LoRARequest("math", 1, "/adapters/math"))
+        llm.generate([PROMPT], PARAMS, lora_request=LoRARequest("math", 1))
     with pytest.raises(InvalidRequest, match=r"'sql' in '/other'.* give that folder"):
         llm.generate([PROMPT], PARAMS, lora_request=LoRARequest("sql", 1, "/other"))
     with pytest.raises(InvalidRequest, match="2 lora_request for 1 prompts"):
@@ -284,7 +284,6 @@ def test_requests_for_unknown_adapters_are_refused(llm: LLM, folders: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "error", "text"),
     [
-        ({"enable_lora": True, "lora_modules": ()}, ConfigError, "enable_lora True needs lora_modules"),
         ({"lora_modules": {"a": "x", "b": "y"}, "max_loras": 1}, ConfigError, "max_loras 1 is less than the 2"),
         ({"max_loras": 2, "max_cpu_loras": 1}, ConfigError, "max_cpu_loras 1 is less than max_loras 2"),
         ({"max_lora_rank": 3}, CheckpointError, "adapter 'sql': .* rank 4, above the limit of 3"),

@@ -98,6 +98,7 @@ def test_each_spelling_gives_its_setting_and_changes_no_other(spellings, value, 
         ("--lora-paths a=b /c", "adapters.lora_modules", (LoraModule("a", "b"), LoraModule("/c", "/c"))),
         ('--lora-modules {"name":"a","path":"b=c"}', "adapters.lora_modules", (LoraModule("a", "b=c"),)),
         ('--lora-paths {"lora_name":"a","lora_path":"b"}', "adapters.lora_modules", (LoraModule("a", "b"),)),
+        ("--enable-lora", "adapters.enable_lora", True),
         ("--max-loras-per-batch 3", "adapters.max_loras", 3),
         ("--max-loaded-loras 3", "adapters.max_cpu_loras", 3),
     ],
@@ -206,7 +207,7 @@ def test_every_setting_has_a_flag():
     assert len(fields(CacheConfig)) == 17
     assert len(fields(SchedulerConfig)) == 12
     assert len(fields(AdapterConfig)) == 5
-    assert len(fields(ServerConfig)) == 23
+    assert len(fields(ServerConfig)) == 24
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,6 @@ def test_every_setting_has_a_flag():
         (["--stream-interval", "4"], "--stream-interval "),
         (["--task", "classify"], "task 'classify' is not supported"),
         (["-O3"], "-O "),
-        (["--enable-lora"], "enable_lora True needs lora_modules"),
         (["--lora-modules", "a=b", "c=d", "--max-loras", "1"], "max_loras 1 is less than the 2 adapters"),
         (["--lora-modules", "a=b", "a=d"], "lora_modules has two adapters of the name 'a'"),
         (["--lora-modules", "a="], "lacks a name or a folder"),

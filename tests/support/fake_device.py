@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import DeviceError, DeviceLost
+from radixkv.runtime.step.adapters import DeviceAdapters
 from radixkv.runtime.step.plan import Row, RowSampling, SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.tree.node import Namespace
@@ -241,6 +242,7 @@ class FakeDevice:
     """States of a recurrent layer that the tree can have; None: there is no such layer."""
     window_pool: None = None
     """The harness makes the slabs."""
+    adapters: DeviceAdapters | None = None
     uses_shared_runs: bool = True
     is_asynchronous: bool = True
     max_split_rows: int | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from radixkv.runtime.assemble import assemble_loop, page_quotas
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.pauses.pauses import Pauses
+from radixkv.runtime.protocols import Adapters
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
@@ -70,7 +71,7 @@ class Frontend:
         eos_token_ids: frozenset[int] = frozenset(),
         open_grammars: Callable[[], FakeCompiler] | None = None,
         tenants: Sequence[TenantConfig] = (),
-        adapters: Sequence[wire.ServedAdapter] = (),
+        adapters: Adapters | None = None,
         **settings: Any,
     ) -> None:
         self.device = OneNamespaceDevice(n_pages, 4)

@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from radixkv.frontend.adapter_loads import AdapterLoads
 from radixkv.frontend.api.server_info import public_settings
 from radixkv.frontend.app import build_app
 from radixkv.frontend.engine_client import EngineClient
@@ -45,6 +46,7 @@ def make_app(
     return build_app(
         client,
         served_model,
+        AdapterLoads(client.runtimes, served_model, folder=None, are_served=False),
         metrics or Metrics(),
         BodyReader(100_000, body_limit_s),
         api_key=server.api_key,

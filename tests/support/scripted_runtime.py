@@ -64,6 +64,7 @@ from radixkv.wire.messages import (
     pack_tokens,
 )
 from radixkv.wire.stats import (
+    AdapterStats,
     DiskStats,
     DraftStats,
     HostStats,
@@ -246,6 +247,8 @@ class ScriptedLoop:
     """Counters of pauses."""
     windows: WindowStats | None = None
     """Counters of window pages."""
+    adapters: AdapterStats | None = None
+    """Gauges of adapters."""
     draft_use: DraftUse | None = None
     """What becomes of the drafts of each request."""
     tenants: dict[str, TenantStats] = field(default_factory=dict)
@@ -497,6 +500,7 @@ class ScriptedLoop:
             states=self.states,
             pauses=self.pauses,
             windows=self.windows,
+            adapters=self.adapters,
             tenants=self.tenants,
             replicas=self.replicas,
         )

@@ -89,6 +89,11 @@ class AdapterFolder:
                 n_read = file.readinto(data)
         except OSError as error:
             raise CheckpointError(f"{file_path} cannot be read: {error}; fetch the adapter again") from error
+        except MemoryError as error:
+            raise CheckpointError(
+                f"{file_path} has {size} bytes, for which there is no memory; check that it is an adapter of this "
+                "model"
+            ) from error
         if n_read != len(data):
             raise CheckpointError(f"{file_path} was truncated while it was read; load the adapter again")
         outputs = [

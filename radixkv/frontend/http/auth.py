@@ -18,8 +18,12 @@ from radixkv.settings.tenants import OPERATOR
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/ui"})
 """Paths that need no key: health checks, and ``/ui``, which asks for the key itself, with what leads to it."""
+ADAPTER_PATHS = frozenset(
+    {"/load_lora_adapter", "/unload_lora_adapter", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+)
 OPERATOR_PATHS = frozenset(
     {
+        *ADAPTER_PATHS,
         "/cache/doctor",
         "/cache/tree",
         "/cache/tree/events",
@@ -35,8 +39,11 @@ OPERATOR_PATHS = frozenset(
 """Paths that show or change what belongs to all tenants; only the operator's key may use them."""
 
 
-CHANGING_PATHS = frozenset({"/cache/invalidate", "/cache/pin", "/flush_cache", "/reset_prefix_cache"})
-"""Paths, beside ``SESSIONS``, that change the cache. A browser sends such a request for any page unasked."""
+CHANGING_PATHS = frozenset(
+    {*ADAPTER_PATHS, "/cache/invalidate", "/cache/pin", "/flush_cache", "/reset_prefix_cache"}
+)
+"""Paths, beside ``SESSIONS``, that change the cache or the adapters. A browser sends such a request for any page
+unasked."""
 SESSIONS = "/sessions/"
 
 

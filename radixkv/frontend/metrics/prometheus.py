@@ -22,6 +22,7 @@ from radixkv.frontend.miss_counts import MissCounts
 from radixkv.wire.cache_messages import Tier
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.stats import (
+    AdapterStats,
     DiskStats,
     DraftStats,
     HostStats,
@@ -254,6 +255,8 @@ def _families(stats: Stats) -> Iterator[Metric]:
         yield from _window_families(stats.windows)
     if stats.pauses is not None:
         yield from _pause_families(stats.pauses)
+    if stats.adapters is not None:
+        yield from _adapter_families(stats.adapters)
     if stats.tenants:
         yield from _tenant_families(stats.tenants)
     if stats.replicas:
@@ -285,6 +288,17 @@ def _replica_families(replicas: Mapping[str, ReplicaStats]) -> Iterator[Metric]:
         for reason, count in one.placements_total.items():
             placements.add_metric([index, reason], count)
     yield placements
+
+
+def _adapter_families(adapters: AdapterStats) -> Iterator[Metric]:
+    gauges: _Values = {
+        "loras_loaded": (adapters.n_adapters, "Adapters that requests may ask for by their names."),
+        "lora_bytes": (
+            adapters.n_bytes,
+            "Memory of the weights of adapters, also of unloaded ones whose requests still run.",
+        ),
+    }
+    yield from _numbers(gauges, {})
 
 
 def _draft_families(drafts: DraftStats) -> Iterator[Metric]:

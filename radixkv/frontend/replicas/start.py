@@ -59,7 +59,8 @@ class StartCall:
 
         Args:
             first_event_number: number of the first batch of cache events.
-            pool_of: what the process before this one was ready with: another one might measure another pool.
+            pool_of: what the process before this one was ready with: another one might measure another pool. None:
+                there was none. If not, this one starts without adapters.
 
         Raises:
             RadixKVError: the process failed.
@@ -68,7 +69,10 @@ class StartCall:
         if pool_of is not None:
             n_tokens = pool_of.n_pages * pool_of.page_size
             cache = dataclasses.replace(engine.cache, max_total_tokens=n_tokens, kv_cache_memory_bytes=None)
-            engine = dataclasses.replace(engine, cache=cache)
+            # The server loads the adapters that it has by then.
+            enable_lora = engine.adapters.has_adapters
+            adapters = dataclasses.replace(engine.adapters, enable_lora=enable_lora, lora_modules=())
+            engine = dataclasses.replace(engine, cache=cache, adapters=adapters)
         return await RuntimeProcess.start(
             engine,
             self._model_folder,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter, thread_time
 
@@ -88,7 +88,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     fetch_us_per_token: float
     compute_us_per_token: float
     n_states: int | None
-    """States of recurrent layers that each device keeps, all with an infinite capacity; None: there are none."""
+    """States of recurrent layers on a server's device, all with an infinite capacity; None: there are none."""
     n_evicted_pages: int
     """Pages evicted from the devices."""
     n_evicted_tokens: int
@@ -220,10 +220,14 @@ class Simulation:
         for capacity in self.capacities:
             for policy in self.policies:
                 for n_servers in self.servers:
-                    yield self._result(capacity.times(n_servers), policy, n_cached)
+                    yield self._with_all_states(n_servers)._result(capacity.times(n_servers), policy, n_cached)
                     for routing in self.routings if n_servers > 1 else ():
                         yield self._result(capacity, policy, n_cached, n_servers, routing)
         yield infinite
+
+    def _with_all_states(self, n_servers: int) -> Simulation:
+        """Returns this simulation with a device that keeps the states of that many servers together."""
+        return self if self.n_states is None else replace(self, n_states=n_servers * self.n_states)
 
     def _result(
         self,

@@ -60,10 +60,9 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether CUDA runs without graphs."""
     task: Task = "generate"
     """What the checkpoint is for: with ``embed`` it needs no output head."""
+    has_adapters: bool = False
+    """Whether rows may have adapters: those of ``adapters``, and others that are loaded later."""
+    max_lora_rank: int = 16
+    """Most ranks of an adapter that is loaded later."""
     adapters: tuple[AdapterSource, ...] = ()
-    """The adapters that rows may name by their digests."""
-
-    @property
-    def adapter_digests(self) -> frozenset[str]:
-        """Digests of the adapters."""
-        return frozenset(adapter.digest for adapter in self.adapters)
+    """The adapters that rows may name by their digests from the start on."""

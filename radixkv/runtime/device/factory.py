@@ -132,8 +132,9 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     adapters = find_adapters(
         config.adapters, model, device=device, n_ranks=settings.tensor_parallel_size, task=settings.task
     )
-    if adapters:
-        settings = msgspec.structs.replace(settings, adapters=adapters)
+    if config.adapters.has_adapters:
+        max_rank = config.adapters.max_lora_rank
+        settings = msgspec.structs.replace(settings, has_adapters=True, max_lora_rank=max_rank, adapters=adapters)
         resolved = replace(resolved, device_settings=settings)
     check_rows(config.tenants, settings.max_num_seqs)
     if config.cache.host_memory_bytes is not None:

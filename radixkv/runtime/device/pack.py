@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
@@ -128,6 +128,7 @@ class Packer:
         max_tokens: most tokens of a step; None: any number.
         count_split: returns how many leading rows of a step are split into rows of one token, its decode rows at
             least; None: rows are not split.
+        adapters: digests of the adapters that rows may ask for; they may change between plans.
     """
 
     def __init__(
@@ -137,9 +138,10 @@ class Packer:
         max_tokens: int | None,
         *,
         count_split: Callable[[PackedStep], int] | None = None,
+        adapters: Container[str] = frozenset(),
     ) -> None:
         self._settings = settings
-        self._adapters = settings.adapter_digests
+        self._adapters = adapters
         self._count_split = count_split
         self._n_pages = n_pages
         self._max_tokens = max_tokens

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from radixkv.runtime.loop import StepCounters
-from radixkv.runtime.protocols import Gate
+from radixkv.runtime.protocols import Adapters, Gate
 from radixkv.runtime.reporting.slot_use import count_slot_use, tables_of
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.wire.stats import Stats
@@ -39,6 +39,7 @@ def make_stats(
     scheduler: Scheduler,
     count_pinned: Callable[[], Sequence[int]],
     gate: Gate,
+    adapters: Adapters,
     start_seconds: Mapping[str, float],
     stats_id: str,
     counters: StepCounters,
@@ -49,6 +50,7 @@ def make_stats(
         scheduler: has the requests.
         count_pinned: returns how many pages pins cover in each tier with a page cache, the device's first.
         gate: holds further requests.
+        adapters: those that requests may ask for.
         start_seconds: time of each stage of the start.
         stats_id: id of the message that asked for this one.
         counters: what the loop has counted.
@@ -91,5 +93,6 @@ def make_stats(
         states=scheduler.states.stats(),
         windows=scheduler.states.window_stats(),
         pauses=scheduler.returns.stats(),
+        adapters=adapters.stats(),
         tenants=scheduler.shares.stats(lambda sender: count_requests_of(sender, scheduler, gate)),
     )

@@ -55,12 +55,12 @@ class CommonPrefixes:
             self._let_through.remove(request)
         self._prompts.remove(request)
 
-    def places(self, request: Request, start: int, end: int) -> set[int]:
-        """Returns the positions of states up to which waiting prompts have a prompt's tokens, those after
-        ``start`` and up to ``end``, at most ``MAX_PLACES``.
+    def plan_row(self, request: Request, start: int, end: int) -> set[int]:
+        """Takes note of a prompt's row in the next plan; forgets the prompt if it is its last row.
 
-        Each leaves a token of both prompts to compute. O(edges) of the trie, and what adding a prompt costs if it
-        is not known.
+        Returns the positions of states up to which waiting prompts have the prompt's tokens, those after ``start``
+        and up to ``end``, at most ``MAX_PLACES``. Each leaves a token of both prompts to compute. O(edges) of the
+        trie, and what adding a prompt costs if it is not known.
 
         Args:
             request: has a row in the next plan.
@@ -92,19 +92,16 @@ class CommonPrefixes:
         """Returns the position up to which a request that runs is going to compute a waiting one's prompt; None if
         there is no reason to wait.
 
-        It is the position of a state. O(edges) of the trie, and O(1) while the answer stays the same.
+        It is the position of a state. Costs what ``_longest_wait`` does, and O(1) while the answer stays the same.
         """
         last = self._waits.get(request)
         if last is not None and _is_coming(last):
             return last.position
         if request not in self._prompts:
             return None
-        computing, n_common = self._nearest(request)
-        if computing is None:
-            return None
-        wait = _Wait(computing, self._floor(min(n_common, request.n_known - 1)))
+        wait = self._longest_wait(request)
         n_waited = 0 if last is None else last.position
-        if wait.position < n_waited + self._n_least or not _is_coming(wait):
+        if wait is None or wait.position < n_waited + self._n_least:
             return None
         self._waits[request] = wait
         return wait.position
@@ -125,16 +122,27 @@ class CommonPrefixes:
         if request.phase not in (Phase.WAITING, Phase.LOADING):
             self.left(request)
 
-    def _nearest(self, request: Request) -> tuple[Request | None, int]:
-        """Returns the request that computes the most of a waiting one's prompt, and how many tokens."""
-        nearest = self._prompts.nearest_computed(request)
+    def _longest_wait(self, request: Request) -> _Wait | None:
+        """Returns the wait for the longest prefix of a waiting prompt to whose end a request is on its way; None
+        without one.
+
+        Of requests that share the most with it, one may have passed that place while another one is still to come.
+        O(edges) of the trie, and O(requests that share the most) where some have passed.
+        """
+        nearest, n_common = self._prompts.nearest_computed(request)
+        longest = next(filter(_is_coming, (self._wait(request, one, n_common) for one in nearest)), None)
         first = request.key[: self._n_least * TOKEN_BYTES]
         for one in self._let_through:
             if one is not request and one.block_table is not None and one.namespace == request.namespace:
                 key = one.key or bytes(one.tokens)
-                if key.startswith(first) and (n_common := n_common_tokens(key, request.key)) > nearest[1]:
-                    nearest = one, n_common
-        return nearest
+                if key.startswith(first):
+                    wait = self._wait(request, one, n_common_tokens(key, request.key))
+                    if _is_coming(wait) and (longest is None or wait.position > longest.position):
+                        longest = wait
+        return longest
+
+    def _wait(self, request: Request, computing: Request, n_common: int) -> _Wait:
+        return _Wait(computing, self._floor(min(n_common, request.n_known - 1)))
 
     def _floor(self, n_tokens: int) -> int:
         return n_tokens - n_tokens % self._block_tokens

@@ -67,7 +67,7 @@ class KeptStates:
             and (found.is_in_launched_step or self._common.is_coming(request))
         ):
             return True
-        found = self._find_awaited(request)
+        found = self._wait_or_let_through(request)
         if found is None:
             self._awaited.pop(request, None)
             return False
@@ -79,8 +79,11 @@ class KeptStates:
         self._awaited.pop(request, None)
         self._common.left(request)
 
-    def _find_awaited(self, request: Request) -> _Awaited | None:
-        """Returns what a waiting request is to wait for; None without it: then it is let through."""
+    def _wait_or_let_through(self, request: Request) -> _Awaited | None:
+        """Returns what a waiting request is to wait for; None without it.
+
+        Then ``CommonPrefixes`` takes note that it is let through, if others may wait for it.
+        """
         if not request.reads_cache or request.recovery.bypasses_tree:
             return None
         if self._states.n_coming(request.namespace, request.key) >= self._n_least:
@@ -103,7 +106,7 @@ class KeptStates:
         """Returns the states that a row of the next plan computes for the tree, in order of their positions.
 
         The block table gives up the state that the row goes on from. Takes the arguments of ``States.plan_row``.
-        Costs what ``Places.choose`` and ``CommonPrefixes.places`` do, and ``NodeStates.put`` for each state.
+        Costs what ``Places.choose`` and ``CommonPrefixes.plan_row`` do, and ``NodeStates.put`` for each state.
         """
         blocks, source = request.blocks, request.blocks.state
         if source is not None:
@@ -118,7 +121,7 @@ class KeptStates:
             self._states.use(source)
         added: list[State] = []
         places = self._places.choose(request, start, end, n_in_tree)
-        for place in self._common.places(request, start, end):
+        for place in self._common.plan_row(request, start, end):
             places[place] = False
         for position, is_turn in sorted(places.items()):
             if max(start, 1) <= position <= end:

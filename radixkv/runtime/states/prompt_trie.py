@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from radixkv.runtime.request import Request
 from radixkv.tree.neighbours import n_common_tokens
@@ -105,13 +105,13 @@ class PromptTrie:
                 yield node.n_tokens - 1
             n_longer = node.n_waiting
 
-    def nearest_computed(self, request: Request) -> tuple[Request | None, int]:
-        """Returns the first of those prompts that are being computed and have most tokens in common with one, and
-        the number of these tokens; (None, 0) if no prompt is being computed. O(edges)."""
+    def nearest_computed(self, request: Request) -> tuple[Iterable[Request], int]:
+        """Returns those prompts that are being computed and have most tokens in common with one, the first one
+        first, and the number of these tokens; ((), 0) if no prompt is being computed. O(edges)."""
         for node in _upwards(self._ends[request]):
             if node.computed:
-                return next(iter(node.computed)), node.n_tokens
-        return None, 0
+                return node.computed.keys(), node.n_tokens
+        return (), 0
 
 
 def _upwards(end: _Node) -> Iterator[_Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from radixkv.runtime.step.adapters import DeviceAdapters
 from radixkv.runtime.step.page_copier import HostMemoryCopier, SlotPart
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import LaunchedStep
@@ -50,6 +51,8 @@ class Executor(Protocol):
     window_pool: WindowPool | None
     """Where layers with and without windows have pages of their own; None: all layers are in all pages. Rows then
     bring window pages, and plans copies of them."""
+    adapters: DeviceAdapters | None
+    """The adapters that rows may ask for; None: rows have none."""
     uses_shared_runs: bool
     """Whether the device uses ``StepPlan.shared_runs``; if not, the scheduler need not find them."""
     splits_drafts: bool

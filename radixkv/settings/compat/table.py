@@ -186,10 +186,6 @@ REFUSED = (
         {Place.LLM: "kv_events_config"},
         "use radixkv serve --kv-events-config",
     ),
-    Refused(
-        "adapters are named at the start, by --lora-modules NAME=FOLDER",
-        {Place.ROUTE: "/v1/load_lora_adapter /v1/unload_lora_adapter"},
-    ),
     Refused("the name of an adapter is a model", {OPENAI: "lora_path"}, "use model, as /v1/models lists it"),
     Refused(
         "this command answers with the model alone",

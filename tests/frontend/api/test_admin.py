@@ -176,7 +176,6 @@ def test_a_full_queue_and_a_queue_timeout_set_retry_after(site: Site) -> None:
     "path",
     [
         "/encode",
-        "/v1/load_lora_adapter",
         "/abort_request",
         "/sleep",
         "/pause",

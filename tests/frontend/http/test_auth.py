@@ -36,6 +36,8 @@ def status(site: Site, target: str, headers: str = "") -> int:
         ("GET", "/flush_cache"),
         ("POST", "/reset_prefix_cache"),
         ("POST", "/cache/invalidate"),
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/v1/unload_lora_adapter"),
         ("GET", "/server_info"),
         ("GET", "/version"),
         ("GET", "/nowhere"),

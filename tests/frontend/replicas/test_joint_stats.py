@@ -9,6 +9,7 @@ import msgspec
 from radixkv.frontend.replicas.joint_stats import JointStats
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.stats import (
+    AdapterStats,
     DiskStats,
     DraftStats,
     HostStats,
@@ -165,7 +166,7 @@ COUNTERS = {"n_added", "n_cached", "n_copied", "n_fetched", "n_loaded"}
 """Counters without the ending of one, which only ``CacheUse`` and ``SourceStats`` may have."""
 NOT_ADDED = set(
     "compute_seconds_per_token fetch_seconds_per_token is_away load_seconds_per_token median_s p90_s "
-    "page_bytes".split()
+    "n_adapters page_bytes".split()
 )
 
 
@@ -189,3 +190,11 @@ def test_every_number_says_how_those_of_replicas_become_one() -> None:
                 unknown[one.name] = struct.__name__
     assert unknown.pop("accepted_by_position") == "DraftStats"  # counters too
     assert not unknown
+
+
+def test_replicas_have_the_same_adapters_with_weights_of_their_own() -> None:
+    """And what the cache gave from lower tiers is added, whatever the names of its fields."""
+    each = {index: Stats("a", adapters=AdapterStats(2, 100), cache_use=CacheUse(n_loaded=3)) for index in range(2)}
+    joint = JointStats(2).add(each, [0, 0])
+    assert joint.adapters == AdapterStats(2, 200)
+    assert joint.cache_use.n_loaded == 6

@@ -128,6 +128,19 @@ def test_a_replica_gets_what_it_computes_now_and_what_it_has_since_long(
     assert (replicated["servers"], replicated["routing"], replicated["busiest_server"]) == (2, "replicas", 1)
 
 
+def test_one_server_beside_replicas_has_the_states_of_all(tmp_path, simulated):
+    """Twelve documents come back after each other, so that a device with few states finds some of them only."""
+    documents = [list(range(first, first + 320)) for first in range(1, 12_000, 1000)]
+    prompts = [[*document, 20_000 + n] for n in range(3) for document in documents]
+    log = write_lines(tmp_path / "log.jsonl", *({"prompt_token_ids": prompt} for prompt in prompts))
+    flags = ("--trace", log, "--concurrency", 2)
+    of_both, _ = simulated(*flags, "--capacity", "40k", "--num-states", 16)
+    of_one, _ = simulated(*flags, "--capacity", "40k", "--num-states", 8)
+    pooled, replicated, _ = simulated(*flags, "--capacity", "20k", "--num-states", 8, "--replicas", 2)
+    assert pooled["n_cached_tokens"] == of_both["n_cached_tokens"] > of_one["n_cached_tokens"]
+    assert (pooled["n_states"], replicated["n_states"]) == (16, 8)
+
+
 def test_a_prompt_that_was_evicted_since_goes_by_load(tmp_path, simulated):
     prompts = [list(range(1000 * n, 1000 * n + 320)) for n in (1, 2, 3, 4, 5, 1)]
     log = write_lines(tmp_path / "log.jsonl", *({"prompt_token_ids": prompt} for prompt in prompts))

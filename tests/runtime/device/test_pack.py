@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.cuda.results import step_result
-from radixkv.runtime.device.device_settings import AdapterSource, DeviceSettings
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.pack import Packer
 from radixkv.runtime.request import GREEDY
 from radixkv.runtime.step.plan import Row, Scoring, StepPlan
@@ -44,11 +44,11 @@ def test_an_adapter_that_the_device_has_not_is_refused() -> None:
         max_num_seqs=4,
         max_num_batched_tokens=16,
         max_model_len=32,
-        adapters=(AdapterSource("sql", "/sql", "12ab", 16, 0),),
     )
-    Packer(settings, 200, None).pack(StepPlan(0, (row(adapter="12ab"), row(1))))
+    packer = Packer(settings, 200, None, adapters={"12ab"})
+    packer.pack(StepPlan(0, (row(adapter="12ab"), row(1))))
     with pytest.raises(DeviceError, match="step 3, batch slot 1: the device has no adapter 34cd"):
-        Packer(settings, 200, None).pack(StepPlan(3, (row(adapter="12ab"), row(1, adapter="34cd"))))
+        packer.pack(StepPlan(3, (row(adapter="12ab"), row(1, adapter="34cd"))))
 
 
 def test_rows_become_arrays() -> None:

@@ -11,6 +11,8 @@ from radixkv.tree.digest import chained_xxh3_64, namespace_digest
 from radixkv.tree.node import Namespace
 from radixkv.wire import cache_messages
 from radixkv.wire import messages as wire
+from radixkv.wire.adapter_messages import ServedAdapter
+from support.fake_adapters import fake_adapters
 from support.loop_frontend import Frontend
 from support.replica import AllBlocksCleared, BlockRemoved, BlockStored, decode
 
@@ -57,7 +59,8 @@ def test_whole_pages_are_announced_once_their_kv_is_computed() -> None:
 
 
 def test_pages_of_an_adapter_have_its_name_and_hashes_of_their_own() -> None:
-    front = Frontend(adapters=[wire.ServedAdapter(*one) for one in (("sql", "/a", "12ab"), ("same", "/b", "12ab"))])
+    adapters = [ServedAdapter(*one) for one in (("sql", "/a", "12ab"), ("same", "/b", "12ab"))]
+    front = Frontend(adapters=fake_adapters(*adapters))
     log = open_event_log(front.loop, shows_salted_tokens=False)
     front.serve("a", PROMPT[:8], max_tokens=1, adapter="12ab")
     (stored,) = decoded(log.take())

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 import pytest
 
 from radixkv.wire import messages as wire
+from radixkv.wire.adapter_messages import ServedAdapter
 from radixkv.wire.messages import CacheMiss, unpack_tokens
+from support.fake_adapters import fake_adapters
 from support.fake_device import expected_output
 from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done
 
@@ -126,8 +128,8 @@ def test_a_request_that_a_cancelled_leader_leaves_behind_keeps_its_miss() -> Non
 
 def test_what_another_adapter_has_cached_is_named() -> None:
     """Rather than another salt that has as much."""
-    adapters = [wire.ServedAdapter(name, f"/{name}", digest) for name, digest in (("sql", "12ab"), ("law", "34cd"))]
-    front = Frontend(adapters=adapters)
+    adapters = [ServedAdapter(name, f"/{name}", digest) for name, digest in (("sql", "12ab"), ("law", "34cd"))]
+    front = Frontend(adapters=fake_adapters(*adapters))
     front.serve("salted", FIRST, salt="hers")
     assert not miss_of(front, FIRST, adapter="12ab").is_other_adapter
     miss = miss_of(front, FIRST, adapter="34cd")

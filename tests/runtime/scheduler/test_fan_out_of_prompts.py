@@ -107,6 +107,24 @@ def test_children_share_what_their_parent_is_still_computing(model: str, budget:
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+@pytest.mark.parametrize(
+    ("n_stem", "n_rest", "budget", "arrive_at", "n_children"),
+    [(152, 1200, 100, 3, 16), (152, 1200, 100, 6, 16), (152, 1200, 100, 8, 32)],
+)
+def test_children_that_come_after_their_parent_has_passed_the_stem_compute_it_once_more(
+    n_stem: int, n_rest: int, budget: int, arrive_at: int, n_children: int, policy: str, model: str
+) -> None:
+    """The parent has kept no state there, and one child is on its way while others see both."""
+    engine = FanOut(model, budget=budget, schedule_policy=policy)
+    parent = Arrival(text(n_stem, 1) + text(n_rest, 77))
+    children = [Arrival(child(number, 5, n_stem=n_stem), arrive_at) for number in range(n_children)]
+    engine.run_arrivals([parent, *children])
+    n_again = 0 if model == "attention" else n_stem
+    assert engine.n_computed <= n_distinct([parent.prompt, *(one.prompt for one in children)]) + n_again
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_each_level_of_a_tree_is_computed_once(model: str) -> None:
     engine = FanOut(model, budget=100)
     prompts = [text(152, 1) + text(64, group, 2) + text(9, number, 3) for group in range(4) for number in range(4)]

@@ -49,10 +49,10 @@ class Oracle:
             for other in self.others(request, computed=False)
         }
 
-    def nearest(self, request: Request) -> tuple[Request | None, int]:
+    def nearest(self, request: Request) -> tuple[list[Request], int]:
         others = self.others(request, computed=True)
-        nearest = max(others, key=lambda other: self.n_common(request, other), default=None)
-        return (None, 0) if nearest is None else (nearest, self.n_common(request, nearest))
+        n_most = max((self.n_common(request, other) for other in others), default=0)
+        return [other for other in others if self.n_common(request, other) == n_most], n_most
 
 
 def make_request(tokens: list[int], group: str) -> Request:
@@ -87,7 +87,8 @@ def test_partings_and_nearest_prompts_are_those_of_comparing_all(
                 assert partings == sorted(partings, reverse=True)
                 assert set(partings) == oracle.partings(one)
             else:
-                assert trie.nearest_computed(one) == oracle.nearest(one)
+                nearest, n_common = trie.nearest_computed(one)
+                assert (list(nearest), n_common) == oracle.nearest(one)
     for request in oracle.prompts:
         trie.remove(request)
         trie.remove(request)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Container
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -43,28 +43,36 @@ class ActivatedOperations(Operations, Protocol):
         ...
 
 
+class AdapterPairs(NamedTuple):
+    """What an adapter adds to a product."""
+
+    of_product: dict[str, list[LoraPair]]
+    """What all adapters add to it, by their digests; the product reads it in each step."""
+    own: list[LoraPair]
+
+
 class LoraOperations:
     """``Operations`` of a device, with the LoRA of adapters beside attention's projections and dense MLPs.
 
-    Products that no adapter changes are the device's own. The head, experts and recurrent layers are, too:
-    ``targets.fitted`` refuses adapters that change them.
+    Adapters come and go between steps. Products that none can change are the device's own. The head, experts and
+    recurrent layers are, too: ``targets.fitted`` refuses adapters that change them.
 
     Args:
         operations: of the device.
-        adapters: the adapters, each once.
+        targets: names of the modules that adapters may change.
         dtype: in which A and B are kept: that of activations.
         step: the rows of the step that is computed.
     """
 
     def __init__(
-        self, operations: ActivatedOperations, adapters: Sequence[AdapterFolder], dtype: torch.dtype, step: StepRows
+        self, operations: ActivatedOperations, targets: Container[str], dtype: torch.dtype, step: StepRows
     ) -> None:
         self._operations = operations
-        self._adapters = adapters
+        self._targets = targets
         self._dtype = dtype
         self._step = step
-        self._unused = {(one.digest, module) for one in adapters for module in one.modules}
-        """Digests of adapters, and their modules that no product has yet."""
+        self._products: list[tuple[tuple[Part, ...], dict[str, list[LoraPair]]]] = []
+        """Each product that adapters may change: the matrices that it stacks, and what adapters add to it."""
         self.gated = operations.gated
         self.capped = operations.capped
         self.head = operations.head
@@ -89,40 +97,58 @@ class LoraOperations:
 
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
-        pairs = self._pairs(weights.gate_up), self._pairs(weights.down)
-        if not any(pairs):
+        gate_up, down = weights.gate_up, weights.down
+        if not self._may_change(gate_up) and not self._may_change(down):
             return self._operations.mlp(weights)
-        products = self._operations.linear(weights.gate_up), self._operations.linear(weights.down)
-        gate_up, down = (LoraLinear(*one, self._step) for one in zip(products, pairs, strict=True))
-        return LoraMlp(gate_up, down, self._operations.activated, self._step)
+        first, last = (self._changeable(self._operations.linear(one), one) for one in (gate_up, down))
+        return LoraMlp(first, last, self._operations.activated, self._step)
 
-    def check_whole(self) -> None:
-        """Raises ``CheckpointError`` if a module of an adapter is in no product of the decoder."""
-        if self._unused:
-            digest, module = min(self._unused)
-            raise CheckpointError(f"adapter {digest[:12]}: nothing computes with its module {module}")
+    def pairs(self, adapter: AdapterFolder) -> list[AdapterPairs]:
+        """Reads what an adapter adds to each product that it changes, which changes nothing yet.
+
+        Call it once the decoder is built. Any thread may.
+
+        Raises:
+            CheckpointError: a module of the adapter is in no product of the decoder.
+
+        Cost: a copy of its matrices.
+        """
+        found: list[AdapterPairs] = []
+        unused = set(adapter.modules)
+        for parts, of_product in self._products:
+            own: list[LoraPair] = []
+            first = 0
+            for part in parts:
+                if part.name in adapter.modules:
+                    own.append(self._pair(adapter, part, slice(first, first + part.n_out)))
+                    unused.discard(part.name)
+                first += part.n_out
+            if own:
+                found.append(AdapterPairs(of_product, own))
+        if unused:
+            raise CheckpointError(f"adapter {adapter.digest[:12]}: nothing computes with its module {min(unused)}")
+        return found
+
+    def remove(self, digest: str) -> None:
+        """Removes what an adapter adds to all products."""
+        for _, of_product in self._products:
+            of_product.pop(digest, None)
+
+    def _may_change(self, weights: LinearWeights) -> bool:
+        return any(part.name in self._targets for part in weights.parts)
 
     def _with_adapters(self, base: Linear, weights: LinearWeights) -> Linear:
-        pairs = self._pairs(weights)
-        return LoraLinear(base, pairs, self._step) if pairs else base
+        return self._changeable(base, weights) if self._may_change(weights) else base
 
-    def _pairs(self, weights: LinearWeights) -> dict[str, list[LoraPair]]:
-        """Reads what adapters add to a product, by their digests."""
-        pairs: dict[str, list[LoraPair]] = {}
-        first = 0
-        for part in weights.parts:
-            columns = slice(first, first + part.n_out)
-            for adapter in self._adapters:
-                if part.name in adapter.modules:
-                    pairs.setdefault(adapter.digest, []).append(self._pair(adapter, part, columns))
-            first += part.n_out
-        return pairs
+    def _changeable(self, base: Linear, weights: LinearWeights) -> LoraLinear:
+        of_product: dict[str, list[LoraPair]] = {}
+        self._products.append((weights.parts, of_product))
+        return LoraLinear(base, of_product, self._step)
 
     def _pair(self, adapter: AdapterFolder, part: Part, columns: slice) -> LoraPair:
         a, b = (one.to(self._dtype) for one in adapter_pair(adapter, part.name))
         if part.rows is not None:
             b = b[part.rows]
-        self._unused.discard((adapter.digest, part.name))
         product = self._operations.linear
         return LoraPair(
             columns, product(LinearWeights(a)), product(LinearWeights(b)), adapter.modules[part.name].scale

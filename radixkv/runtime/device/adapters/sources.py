@@ -1,4 +1,4 @@
-"""The adapters that an engine is started with: found and checked before weights are read, and opened with them."""
+"""Adapters in folders: those of the start are found and checked before weights are read, and opened with them."""
 
 from __future__ import annotations
 
@@ -29,21 +29,23 @@ def find_adapters(
         CheckpointError: an adapter cannot be read, or not be served.
         ConfigError: this engine has no adapters in this release.
     """
-    if not config.lora_modules:
+    if not config.has_adapters:
         return ()
+    setting = "lora_modules" if config.lora_modules else "enable_lora"
     if device == "cuda":
-        raise ConfigError("lora_modules: adapters run on the CPU in this release; set device to cpu (--device cpu)")
+        raise ConfigError(f"{setting}: adapters run on the CPU in this release; set device to cpu (--device cpu)")
     if n_ranks > 1:
         raise ConfigError(
-            f"lora_modules: adapters run without ranks in this release; leave tensor_parallel_size {n_ranks} out"
+            f"{setting}: adapters run without ranks in this release; leave tensor_parallel_size {n_ranks} out"
         )
     if task != "generate":
-        raise ConfigError(f"lora_modules: adapters only generate in this release; leave task {task} out")
+        raise ConfigError(f"{setting}: adapters only generate in this release; leave task {task} out")
     sources: list[AdapterSource] = []
     for module in config.lora_modules:
-        folder = _open(module.name, module.path, config.max_lora_rank, model)
-        n_values = sum(shape.rank * (shape.n_in + shape.n_out) for shape in folder.modules.values())
-        sources.append(AdapterSource(module.name, module.path, folder.digest, config.max_lora_rank, n_values))
+        folder = open_adapter(module.name, module.path, config.max_lora_rank, model)
+        sources.append(
+            AdapterSource(module.name, module.path, folder.digest, config.max_lora_rank, count_values(folder))
+        )
     return tuple(sources)
 
 
@@ -60,7 +62,7 @@ def open_adapters(sources: Sequence[AdapterSource], model: DecoderConfig) -> lis
     folders: dict[str, AdapterFolder] = {}
     for source in sources:
         if source.digest not in folders:
-            folder = _open(source.name, source.path, source.max_rank, model)
+            folder = open_adapter(source.name, source.path, source.max_rank, model)
             if folder.digest != source.digest:
                 raise CheckpointError(
                     f"adapter {source.name!r}: the files in {source.path} have changed while the engine started; "
@@ -70,7 +72,23 @@ def open_adapters(sources: Sequence[AdapterSource], model: DecoderConfig) -> lis
     return list(folders.values())
 
 
-def _open(name: str, path: str, max_rank: int, model: DecoderConfig) -> AdapterFolder:
+def count_values(folder: AdapterFolder) -> int:
+    """Returns how many values the matrices of an adapter have."""
+    return sum(shape.rank * (shape.n_in + shape.n_out) for shape in folder.modules.values())
+
+
+def open_adapter(name: str, path: str, max_rank: int, model: DecoderConfig) -> AdapterFolder:
+    """Opens a folder and checks that the adapter fits the model.
+
+    Args:
+        name: by which requests ask for it.
+        path: of the folder.
+        max_rank: most ranks that it may have.
+        model: the base model.
+
+    Raises:
+        CheckpointError: the adapter cannot be read, or not be served.
+    """
     try:
         folder = AdapterFolder.open(Path(path).expanduser(), max_rank=max_rank)
         if folder.invocation_tokens is not None:

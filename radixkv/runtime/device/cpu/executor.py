@@ -15,9 +15,11 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError, DeviceError
 from radixkv.processes.cores import n_cores
+from radixkv.runtime.device.adapters.loaded import LoadedAdapters
 from radixkv.runtime.device.adapters.operations import LoraOperations
 from radixkv.runtime.device.adapters.rows import StepRows
 from radixkv.runtime.device.adapters.sources import open_adapters
+from radixkv.runtime.device.adapters.targets import target_shapes
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cpu.base import Attention
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
@@ -46,6 +48,7 @@ from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.device.weights.weights import Weights
+from radixkv.runtime.step.adapters import DeviceAdapters
 from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.page_copier import SlotPart
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
@@ -113,11 +116,13 @@ class CpuExecutor:
             cpu_operations = CpuOperations(config, max_model_len)
             operations: Operations = cpu_operations
             self._adapter_rows: StepRows | None = None
-            if settings.adapters:
+            loaded: LoadedAdapters | None = None
+            if settings.has_adapters:
                 self._adapter_rows = StepRows()
                 operations = with_adapters = LoraOperations(
-                    cpu_operations, open_adapters(settings.adapters, config), weights.dtype, self._adapter_rows
+                    cpu_operations, target_shapes(config), weights.dtype, self._adapter_rows
                 )
+                loaded = LoadedAdapters(with_adapters, config, weights.dtype, max_rank=settings.max_lora_rank)
             if collectives is not None:
                 sum_parts = collectives.sum
                 operations = SummedOperations(
@@ -127,8 +132,10 @@ class CpuExecutor:
                     operations.head,
                 )
             self.model = Decoder(weights, operations, kv_scales)
-            if settings.adapters:
-                with_adapters.check_whole()
+            self.adapters: DeviceAdapters | None = loaded
+            if loaded is not None:
+                for folder in open_adapters(settings.adapters, config):
+                    loaded.prepare(folder).put()
             self.dtype = str(weights.dtype).removeprefix("torch.")
         states = self.n_states = None
         if config.recurrent is not None:
@@ -153,7 +160,8 @@ class CpuExecutor:
             kv_scales=kv_scales,
         )
         self._batch = PersistentBatch(max_rows=max_rows, max_model_len=max_model_len, page_size=page_size)
-        self._packer = Packer(settings, n_pages, max_tokens=None)
+        known = {} if loaded is None else loaded.sizes
+        self._packer = Packer(settings, n_pages, max_tokens=None, adapters=known)
         pool = self.window_pool
         self._window_entries = None if pool is None else self._packer.window_entries(pool)
         self.kv_dtype = kv_dtype_name(page.dtype)

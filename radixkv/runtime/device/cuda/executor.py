@@ -28,6 +28,7 @@ from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
 from radixkv.runtime.device.sampling.logit_edits import has_edits
 from radixkv.runtime.device.sampling.row_sampling import is_greedy
+from radixkv.runtime.step.adapters import DeviceAdapters
 from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.page_copier import SlotPart
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
@@ -86,6 +87,7 @@ class CudaExecutor:
         self.vocab_size = vocab_size
         self.window = window
         self.window_pool = window_pool
+        self.adapters: DeviceAdapters | None = None
         self._window_entries = None if window_pool is None else packer.window_entries(window_pool)
         self.page_origin = PageOrigin(
             device="cuda",

@@ -6,6 +6,7 @@ from radixkv.errors import DeviceError, DeviceLost
 from radixkv.runtime.device.ranks.fan_out_copier import FanOutCopier
 from radixkv.runtime.device.ranks.frames import encode
 from radixkv.runtime.device.ranks.processes import RankProcesses
+from radixkv.runtime.step.adapters import DeviceAdapters
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.page_copier import HostMemoryCopier, SlotPart
 from radixkv.runtime.step.plan import StepPlan
@@ -41,6 +42,7 @@ class FanOut:
         self.window = executor.window
         self.n_states = executor.n_states
         self.window_pool = executor.window_pool
+        self.adapters: DeviceAdapters | None = None
         self.uses_shared_runs = executor.uses_shared_runs
         self.is_asynchronous = executor.is_asynchronous
         self.splits_drafts = executor.splits_drafts

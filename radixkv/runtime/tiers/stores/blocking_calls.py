@@ -39,12 +39,16 @@ class CallThreads:
         """Counts the idle threads for which no call is on its way."""
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """Awaits a blocking call. Nobody waits for it any more if this is cancelled."""
+        """Awaits a blocking call. Nobody waits for it any more if this is cancelled.
+
+        Raises:
+            RuntimeError: no thread can be started. The function is not called.
+        """
         future: Future[_T] = Future()
         future.set_running_or_notify_cancel()  # so that it cannot be cancelled
-        self._calls.put(_Call(function, future))
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._run_calls, name=self._name, daemon=True).start()
+        self._calls.put(_Call(function, future))  # once a thread is sure to take it
         return await asyncio.wrap_future(future)
 
     def _run_calls(self) -> None:

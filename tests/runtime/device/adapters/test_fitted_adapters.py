@@ -107,6 +107,6 @@ def test_files_that_change_during_the_start_are_refused(tmp_path: Path) -> None:
 def test_a_module_without_a_product_is_found(tmp_path: Path) -> None:
     config = config_of(tmp_path / "base", "grouped")
     one = fitted(adapter(tmp_path / "a", QUERY, shape=(64, 48)), config)
-    operations = LoraOperations(CpuOperations(config, 64), [one], torch.float32, StepRows())
+    operations = LoraOperations(CpuOperations(config, 64), target_shapes(config), torch.float32, StepRows())
     with pytest.raises(CheckpointError, match=f"nothing computes with its module {QUERY}"):
-        operations.check_whole()
+        operations.pairs(one)

@@ -70,6 +70,36 @@ def test_an_error_comes_back_and_the_thread_goes_on() -> None:
     assert asyncio.run(call()) == 3
 
 
+def test_a_call_without_a_thread_is_not_made_and_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operating system starts no thread for the second call, while the first one's is busy."""
+    is_open, made = threading.Event(), []
+
+    def fail_to_start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def call() -> int:
+        threads = CallThreads(NAME)
+        first = asyncio.create_task(threads.run(is_open.wait))
+        await asyncio.sleep(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail_to_start)
+            with pytest.raises(RuntimeError, match="can't start"):
+                await threads.run(lambda: made.append(2))
+        is_open.set()
+        assert await first
+        await asyncio.sleep(0.1)  # until the thread waits for a call
+        is_open.clear()
+        hanging = asyncio.create_task(threads.run(is_open.wait))
+        await asyncio.sleep(0)
+        number = await asyncio.wait_for(threads.run(lambda: 3), LIMIT_S / 6)
+        is_open.set()
+        assert await hanging
+        return number
+
+    assert asyncio.run(call()) == 3
+    assert not made
+
+
 def test_threads_end_when_no_call_comes_and_no_call_is_lost_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls come while threads are about to end."""
     wait_for_threads(0)

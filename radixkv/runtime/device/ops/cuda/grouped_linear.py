@@ -29,9 +29,10 @@ class GroupedTile:
     rows: int
     """Pairs of a token and an expert, all of one expert."""
     columns: int
-    """Rows of the expert's matrix; those of gate and up alternate.
+    """Rows of the expert's matrix that a program multiplies by.
 
-    Where they do not, a program has as many of each."""
+    In a gated half these are rows of gate and up in turn, or so many of gate and so many of up if
+    ``has_row_factors`` is true."""
     depth: int
     """Step along the inner dimension."""
     n_warps: int
@@ -48,9 +49,10 @@ def grouped_tile(
 
     - Up to 8 rows: most experts have one row tile. Narrow tiles give many programs that stream the weight.
     - Up to 64 rows: reading the weights still takes longest. A higher tile reads most of them once only.
-    - More: tensor cores are the limit, and the largest tile that fits keeps them busy.
+    - More: tensor cores are the limit, and the largest tile that fits keeps them busy. In FP8 with scales of blocks
+      a smaller one does, because the scales take registers.
 
-    The bounds are below half of the largest row tile, because experts get unequal numbers of rows.
+    The bounds are half of 16 and of 128 rows, because experts get unequal numbers of rows.
     Each number of tokens has one tile, so a row's bits depend on the number of rows in the step alone.
 
     Args:
@@ -96,6 +98,20 @@ def _fp8_tile(n_pairs: int, n_experts: int, *, has_room: bool, has_blocks: bool)
     return GroupedTile(128, 128, BLOCK, n_warps=8, n_stages=2)
 
 
+def has_row_factors(tile: GroupedTile, scale_unit: int, n_out: int, *, is_gated: bool) -> bool:
+    """Returns whether a program's columns are in one block of the matrix, so that each row's sums have one factor.
+
+    This is so for many rows. Gate and up are two products then, which needs whole blocks of each.
+
+    Args:
+        tile: from ``grouped_tile``.
+        scale_unit: rows of the matrix that share a scale; 0 without scales.
+        n_out: rows of an expert's matrix.
+        is_gated: whether the matrix has gate and up.
+    """
+    return scale_unit > 1 and tile.rows >= 64 and (not is_gated or n_out % (2 * scale_unit) == 0)
+
+
 def grouped_linear(
     x: Tensor | Fp8Rows,
     weights: LinearWeights,
@@ -130,9 +146,10 @@ def grouped_linear(
         scale_unit = 0
     _, n_out, n_in = matrix.shape
     is_gated = activation not in (None, "relu2")
-    splits = is_gated and scale_unit > 1 and tile.rows >= 64 and n_out % (2 * BLOCK) == 0
+    row_factors = has_row_factors(tile, scale_unit, n_out, is_gated=is_gated)
+    n_columns = n_out // 2 if row_factors and is_gated else n_out
     n_tiles = routing.tiles.shape[1]
-    _multiply_grouped[(n_tiles * -(-(n_out // 2 if splits else n_out) // tile.columns),)](
+    _multiply_grouped[(n_tiles * -(-n_columns // tile.columns),)](
         values,
         matrix,
         matrix if bias is None else bias,
@@ -156,7 +173,7 @@ def grouped_linear(
         HAS_BIAS=bias is not None,
         IS_FIRST=activation is not None,
         IS_GATED=is_gated,
-        SPLITS=splits,
+        ROW_FACTORS=row_factors,
         CLAMPS=activation == "clamped_silu",
         IS_GELU=activation == "gelu_tanh",
         num_warps=tile.n_warps,
@@ -190,21 +207,20 @@ def _multiply_grouped(
     HAS_BIAS: tl.constexpr,
     IS_FIRST: tl.constexpr,
     IS_GATED: tl.constexpr,
-    SPLITS: tl.constexpr,
+    ROW_FACTORS: tl.constexpr,
     CLAMPS: tl.constexpr,
     IS_GELU: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """With few rows, the weight's rows are the product's rows: tensor cores take 64 of these and 16 columns.
 
-    With many rows and scales of blocks, a program's columns are in one block, so that their sums have one factor a
-    row, and gate and up are apart, unless a block has both.
+    ``ROW_FACTORS`` is what ``has_row_factors`` returns; gate and up are two products then.
     """
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    BLOCK_SCALES: tl.constexpr = SCALE_UNIT > 1 and ROWS >= 64 and (SPLITS or not IS_GATED)
-    tl.static_assert(not BLOCK_SCALES or SCALE_UNIT % COLUMNS == 0)
+    SPLITS: tl.constexpr = ROW_FACTORS and IS_GATED
+    tl.static_assert(not ROW_FACTORS or SCALE_UNIT % COLUMNS == 0)
     n_columns = n_out // 2 if SPLITS else n_out
     n_group_programs = GROUP * tl.cdiv(n_columns, COLUMNS)
     first_tile = tl.program_id(0) // n_group_programs * GROUP
@@ -226,7 +242,7 @@ def _multiply_grouped(
         x_row = tl.load(order + x_row) // N_ACTIVE
     if IS_GATED and not SPLITS:
         weight_row = weight_row // 2 + weight_row % 2 * (n_out // 2)
-    if BLOCK_SCALES:
+    if ROW_FACTORS:
         block_row = expert * tl.cdiv(n_out, SCALE_UNIT) + column_tile * COLUMNS // SCALE_UNIT
         block_row = block_row * tl.cdiv(n_in, SCALE_UNIT)
         up_row = block_row + n_columns // SCALE_UNIT * tl.cdiv(n_in, SCALE_UNIT)
@@ -253,7 +269,7 @@ def _multiply_grouped(
             scale = tl.load(scales + block_row + start // SCALE_UNIT)
             if ROWS < 64:
                 sums += tl.dot(matrix, part.T) * scale[:, None] * row_scale[None, :]
-            elif BLOCK_SCALES:
+            elif ROW_FACTORS:
                 sums += tl.dot(part, matrix.T) * (row_scale * scale)[:, None]
             else:
                 sums += tl.dot(part, matrix.T) * row_scale[:, None] * scale[None, :]

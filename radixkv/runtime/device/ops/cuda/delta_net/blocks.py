@@ -38,15 +38,15 @@ def block_bytes(config: RecurrentConfig, dtype: torch.dtype) -> int:
     return config.n_value_heads * BLOCK_TOKENS * (n_values * dtype.itemsize + torch.float32.itemsize)
 
 
-def inverse_precision(convolved: Tensor, config: RecurrentConfig) -> str:
-    """Returns the precision of the products of a block's inverse, as ``tl.dot`` names it.
+def inverse_precision(dtype: torch.dtype, config: RecurrentConfig) -> str:
+    """Returns the precision of the products of a block's inverse on a GPU, as ``tl.dot`` names it.
 
     Three products in bfloat16 instead of one in float32 make errors of 2e-5, which vanish when the inverse is
-    rounded to 16 bits. Triton's interpreter has only the latter. Heads below 64 have it, too: for them Triton 3.6
+    rounded to 16 bits. Heads below 64 have it, too: for them Triton 3.6
     compiles products with such an inverse to wrong ones on Hopper.
     """
-    is_exact = convolved.dtype == torch.float32 or min(config.key_dim, config.value_dim) < 64
-    return "ieee" if is_exact or not convolved.is_cuda else "bf16x3"
+    is_exact = dtype == torch.float32 or min(config.key_dim, config.value_dim) < 64
+    return "ieee" if is_exact else "bf16x3"
 
 
 def block_parts(
@@ -77,6 +77,7 @@ def block_parts(
         convolved.new_empty(n_blocks, n_heads, BLOCK_TOKENS, BLOCK_TOKENS),
         convolved.new_empty(n_blocks, n_heads, BLOCK_TOKENS, dtype=torch.float32),
     )
+    precision = inverse_precision(convolved.dtype, config) if convolved.is_cuda else "ieee"  # Triton's interpreter
     _compute_blocks[n_blocks, n_heads](
         convolved,
         projected,
@@ -90,7 +91,7 @@ def block_parts(
         KEY_DIM=config.key_dim,
         VALUE_DIM=config.value_dim,
         BLOCK=BLOCK_TOKENS,
-        PRECISION=inverse_precision(convolved, config),
+        PRECISION=precision,
         num_warps=4,
         **overlapping(convolved),
     )

@@ -1,0 +1,1 @@
+"""Adapters that come and go while the loop runs."""

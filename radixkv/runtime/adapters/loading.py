@@ -1,0 +1,141 @@
+"""Loads adapters in threads beside steps, and frees them when nothing uses them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from radixkv.errors import CheckpointError, InvalidRequest, RadixKVError, RequestError, shortened
+from radixkv.runtime.adapters.registry import AdapterRegistry
+from radixkv.runtime.finished import Finished
+from radixkv.runtime.protocols import Adapters
+from radixkv.runtime.step.adapters import DeviceAdapters, ReadAdapter
+from radixkv.wire.adapter_messages import (
+    AdapterCommand,
+    AdapterLoaded,
+    AdapterUnloaded,
+    LoadAdapter,
+    ServedAdapter,
+    UnloadAdapter,
+)
+from radixkv.wire.messages import Failed, FromRuntime
+from radixkv.wire.stats import AdapterStats
+
+_NICENESS = 10
+"""By how much threads that read are nicer than steps, which go first where there are too few cores for both."""
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a thread has made of a message."""
+
+    message: LoadAdapter
+    outcome: ReadAdapter | RequestError
+
+
+class LoadableAdapters(Adapters):
+    """The adapters of a device, to which threads add others.
+
+    A thread reads and prepares an adapter; the turn after that lets requests ask for it, which takes microseconds.
+
+    Args:
+        device: has the weights.
+        adapters: those of the start.
+        max_adapters: most adapters that are loaded at once; None: any number.
+    """
+
+    def __init__(
+        self, device: DeviceAdapters, adapters: Sequence[ServedAdapter] = (), max_adapters: int | None = None
+    ) -> None:
+        self.served = tuple(adapters)
+        self._device = device
+        self._registry = AdapterRegistry(adapters, max_adapters)
+        self._read: Finished[_Read] = Finished()
+        self._threads: dict[str, threading.Thread] = {}
+        """The threads that read, by the name of the adapter."""
+        self._names = {adapter.digest: adapter.name for adapter in reversed(adapters)}
+        self.names = self._names
+
+    @property
+    def is_busy(self) -> bool:
+        """See ``Adapters.is_busy``."""
+        return bool(self._threads or self._registry.retired)
+
+    def has(self, digest: str) -> bool:
+        """See ``Adapters.has``."""
+        return self._registry.has(digest)
+
+    def receive(self, message: AdapterCommand) -> list[FromRuntime]:
+        """See ``Adapters.receive``."""
+        try:
+            match message:
+                case LoadAdapter():
+                    self._begin(message)
+                    return []
+                case UnloadAdapter():
+                    self._registry.remove(message.name)
+                    return [AdapterUnloaded(message.id)]
+        except RequestError as error:
+            return [_failed(message, error)]
+
+    def advance(self, is_used: Callable[[str], bool]) -> list[FromRuntime]:
+        """See ``Adapters.advance``."""
+        messages = [self._end(one) for one in self._read.take()]
+        for digest in self._registry.free(is_used):
+            self._device.remove(digest)
+        return messages
+
+    def descriptors(self) -> list[int]:
+        """See ``Adapters.descriptors``."""
+        return [self._read.fileno()]
+
+    def stats(self) -> AdapterStats:
+        """See ``Adapters.stats``."""
+        return AdapterStats(len(self._registry.named), sum(self._device.sizes.values()))
+
+    def close(self) -> None:
+        """See ``Adapters.close``."""
+        for thread in self._threads.values():
+            thread.join()
+        self._read.close()
+
+    def _begin(self, message: LoadAdapter) -> None:
+        """Starts the thread that reads an adapter. Raises ``InvalidRequest`` if it cannot be loaded."""
+        if message.name in self._threads:
+            raise InvalidRequest(
+                f"the adapter {shortened(message.name)} is being loaded; wait for that", param="lora_name"
+            )
+        self._registry.check(message.name, self._threads, in_place=message.in_place)
+        thread = threading.Thread(target=self._read_folder, args=(message,), daemon=True)
+        self._threads[message.name] = thread
+        thread.start()
+
+    def _read_folder(self, message: LoadAdapter) -> None:
+        outcome: ReadAdapter | RequestError
+        niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)  # of this thread alone
+        try:
+            outcome = self._device.read(message.name, message.path)
+        except CheckpointError as error:
+            outcome = InvalidRequest(str(error), param="lora_path")
+        except (RadixKVError, RuntimeError, OSError, MemoryError) as error:
+            outcome = RequestError(f"adapter {shortened(message.name)}: {type(error).__name__}: {error}")
+        self._read.add(_Read(message, outcome))
+
+    def _end(self, read: _Read) -> FromRuntime:
+        """Lets requests ask for an adapter that a thread has read; returns the answer."""
+        message, outcome = read.message, read.outcome
+        self._threads.pop(message.name).join()
+        if isinstance(outcome, RequestError):
+            return _failed(message, outcome)
+        adapter = ServedAdapter(message.name, message.path, outcome.digest)
+        if self._registry.add(adapter):
+            outcome.put()
+        self._names[adapter.digest] = adapter.name
+        return AdapterLoaded(message.id, adapter)
+
+
+def _failed(message: AdapterCommand, error: RequestError) -> Failed:
+    return Failed(message.id, error.code, str(error), error.param)

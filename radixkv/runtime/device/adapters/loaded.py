@@ -1,0 +1,67 @@
+"""The adapters that a device has loaded, which come and go between steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from radixkv.checkpoints.adapters import AdapterFolder
+from radixkv.runtime.device.adapters.operations import AdapterPairs, LoraOperations
+from radixkv.runtime.device.adapters.sources import count_values, open_adapter
+from radixkv.runtime.device.model_config.config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class PreparedAdapter:
+    """A ``ReadAdapter`` whose matrices are the device's."""
+
+    digest: str
+    n_bytes: int
+    _pairs: list[AdapterPairs]
+    _sizes: dict[str, int]
+
+    def put(self) -> None:
+        """See ``ReadAdapter.put``."""
+        for pairs in self._pairs:
+            pairs.of_product[self.digest] = pairs.own
+        self._sizes[self.digest] = self.n_bytes
+
+
+class LoadedAdapters:
+    """``DeviceAdapters`` over the operations of a decoder.
+
+    Args:
+        operations: of the decoder, which is built.
+        model: the base model.
+        dtype: of the weights.
+        max_rank: most ranks of an adapter.
+    """
+
+    def __init__(
+        self, operations: LoraOperations, model: DecoderConfig, dtype: torch.dtype, *, max_rank: int
+    ) -> None:
+        self.sizes: dict[str, int] = {}
+        """See ``DeviceAdapters.sizes``."""
+        self._operations = operations
+        self._model = model
+        self._dtype = dtype
+        self._max_rank = max_rank
+
+    def read(self, name: str, path: str) -> PreparedAdapter:
+        """See ``DeviceAdapters.read``."""
+        return self.prepare(open_adapter(name, path, self._max_rank, self._model))
+
+    def prepare(self, folder: AdapterFolder) -> PreparedAdapter:
+        """Makes the matrices of an opened adapter the device's. Any thread may call it.
+
+        Raises:
+            CheckpointError: a module of the adapter is in no product of the decoder.
+        """
+        n_bytes = count_values(folder) * self._dtype.itemsize
+        return PreparedAdapter(folder.digest, n_bytes, self._operations.pairs(folder), self.sizes)
+
+    def remove(self, digest: str) -> None:
+        """See ``DeviceAdapters.remove``."""
+        self._operations.remove(digest)
+        del self.sizes[digest]

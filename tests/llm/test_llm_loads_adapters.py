@@ -1,0 +1,125 @@
+"""Adapters that ``LLM`` loads and unloads: answers are those of an engine that began with them, never of others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv import LLM, LoRARequest, SamplingParams
+from radixkv.checkpoints import resolve
+from radixkv.errors import ConfigError, InvalidRequest
+from support.checkpoints import save_checkpoint
+from support.device_support import load_oracle, random_ids
+from support.lora import linear_modules, save_adapter
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, ignore_eos=True)
+PROMPT = random_ids(70, seed=1)
+SQL = LoRARequest("sql")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapters")
+    save_checkpoint(folder / "base")
+    oracle = load_oracle(resolve(str(folder / "base")))
+    save_adapter(folder / "sql", oracle, linear_modules(oracle), seed=2)
+    save_adapter(folder / "law", oracle, linear_modules(oracle, {"q_proj", "down_proj"}), seed=3, rank=7)
+    save_adapter(folder / "wide", oracle, linear_modules(oracle), seed=2, rank=17)
+    return folder
+
+
+def opened(folders: Path, **settings: Any) -> LLM:
+    defaults = {"dtype": "float32", "max_model_len": 512, "max_total_tokens": 4096, "enable_lora": True}
+    return LLM(folders / "base", device="cpu", **{**defaults, **settings})
+
+
+@pytest.fixture
+def llm(folders: Path) -> Iterator[LLM]:
+    with opened(folders) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def expected(folders: Path) -> dict[str, Any]:
+    """Answers of an engine without adapters, and of one that began with both."""
+    with opened(folders, enable_lora=False) as llm:
+        alone = answer(llm)[0]
+    with opened(folders, lora_modules={name: folders / name for name in ("sql", "law")}) as llm:
+        return {"": alone} | {name: answer(llm, LoRARequest(name))[0] for name in ("sql", "law")}
+
+
+def answer(llm: LLM, request: LoRARequest | None = None) -> tuple[Any, int]:
+    (output,) = llm.generate([PROMPT], PARAMS, use_tqdm=False, lora_request=request)
+    return output.outputs, output.num_cached_tokens
+
+
+def test_an_adapter_of_an_unknown_name_is_loaded(llm: LLM, folders: Path, expected: dict[str, Any]) -> None:
+    assert answer(llm) == (expected[""], 0), "to the bit what an engine without adapters answers"
+    assert answer(llm, LoRARequest("sql", 1, str(folders / "sql"))) == (expected["sql"], 0)
+    assert answer(llm, SQL) == (expected["sql"], 64), "the name is enough by now"
+    assert llm.get_metrics().adapters.n_adapters == 1
+
+
+def test_other_bytes_never_hit_and_the_same_bytes_do(
+    llm: LLM, folders: Path, tmp_path: Path, expected: Any
+) -> None:
+    folder = tmp_path / "sql"
+    shutil.copytree(folders / "sql", folder)
+    llm.load_lora_adapter("sql", folder)
+    assert answer(llm, SQL) == (expected["sql"], 0)
+    shutil.copytree(folders / "law", folder, dirs_exist_ok=True)
+    assert answer(llm, SQL) == (expected["sql"], 64), "what was loaded counts, not what is in the folder now"
+    llm.load_lora_adapter("sql", folder, load_inplace=True)
+    assert answer(llm, SQL) == (expected["law"], 0)
+    n_bytes = llm.get_metrics().adapters.n_bytes
+    llm.unload_lora_adapter("sql")
+    assert (llm.get_metrics().adapters.n_adapters, llm.get_metrics().adapters.n_bytes) == (0, 0)
+    with pytest.raises(InvalidRequest, match=r"'sql', which is not loaded; .*loaded: none"):
+        answer(llm, SQL)
+    llm.load_lora_adapter("sql", folders / "sql")
+    assert answer(llm, SQL) == (expected["sql"], 64), "pages stay in the cache"
+    llm.load_lora_adapter("law", folder)
+    assert answer(llm, LoRARequest("law")) == (expected["law"], 64), "whatever the name"
+    assert llm.get_metrics().adapters.n_bytes > n_bytes
+    assert answer(llm)[0] == expected[""]
+
+
+def test_equal_adapters_have_one_copy_of_the_weights(llm: LLM, folders: Path, expected: dict[str, Any]) -> None:
+    llm.load_lora_adapter("a", folders / "sql")
+    n_bytes = llm.get_metrics().adapters.n_bytes
+    llm.load_lora_adapter("b", folders / "sql")
+    assert llm.get_metrics().adapters.n_bytes == n_bytes > 0
+    llm.unload_lora_adapter("a")
+    assert answer(llm, LoRARequest("b"))[0] == expected["sql"]
+
+
+def test_wrong_uses(folders: Path) -> None:
+    with opened(folders, max_loras=1) as llm:
+        llm.load_lora_adapter("sql", folders / "sql")
+        for name, path, text in (
+            ("sql", "sql", "'sql' is loaded already; .*load_inplace"),
+            ("law", "law", "'law' would be one more than max_loras 1; unload one of 'sql'"),
+        ):
+            with pytest.raises(InvalidRequest, match=text):
+                llm.load_lora_adapter(name, folders / path)
+        for path, text in (("base", "no adapter_config.json"), ("wide", "rank 17, above the limit of 16")):
+            with pytest.raises(InvalidRequest, match=f"adapter 'sql': .*{text}"):
+                llm.load_lora_adapter("sql", folders / path, load_inplace=True)
+        assert answer(llm, SQL)[1] == 0, "the one before is still there"
+        with pytest.raises(InvalidRequest, match=r"no adapter 'law' is loaded; .*loaded: 'sql'"):
+            llm.unload_lora_adapter("law")
+    with opened(folders, enable_lora=False) as llm, pytest.raises(InvalidRequest, match="enable_lora"):
+        llm.load_lora_adapter("sql", folders / "sql")
+
+
+def test_a_stream_must_end_before_an_adapter_is_loaded(llm: LLM, folders: Path) -> None:
+    stream = llm.stream(PROMPT, PARAMS)
+    next(stream)
+    with pytest.raises(ConfigError, match="answering another call"):
+        llm.load_lora_adapter("sql", folders / "sql")
+    stream.close()
+    llm.load_lora_adapter("sql", folders / "sql")

@@ -1,0 +1,226 @@
+"""Weights of adapters are freed exactly when nothing uses them, in any order of loads, unloads and requests."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from functools import partial
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from radixkv.errors import CheckpointError
+from radixkv.runtime.adapters.registry import AdapterRegistry
+from radixkv.wire import messages as wire
+from radixkv.wire.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, ServedAdapter, UnloadAdapter
+from support.fake_adapters import N_BYTES, FakeDeviceAdapters, FakeRead, fake_adapters
+from support.loop_frontend import Frontend, failed
+
+FOLDERS = {"/sql": "12ab", "/copy": "12ab", "/law": "34cd", "/math": "56ef"}
+MAX_ADAPTERS = 2
+NAMES = st.sampled_from("abc")
+
+
+def launched(front: Frontend) -> set[str]:
+    return {row.adapter for plan in front.scheduler.launched_plans for row, _ in plan.rows()}
+
+
+class Adapters(RuleBasedStateMachine):
+    """A loop whose requests have adapters that come and go; a model knows which weights must be there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapters = fake_adapters(folders=FOLDERS, max_adapters=MAX_ADAPTERS)
+        self.device = self.adapters._device
+        self.front = Frontend(adapters=self.adapters)
+        self.device.launched = partial(launched, self.front)
+        self.named: dict[str, str] = {}
+        self.running: dict[str, str] = {}
+        """The digest of each request without a terminal message."""
+        self.n_requests = 0
+
+    @rule(name=NAMES, path=st.sampled_from([*FOLDERS, "/nowhere"]), in_place=st.booleans())
+    def load(self, name: str, path: str, in_place: bool) -> None:
+        replies = self.front.loop.receive(LoadAdapter("load", name, path, in_place))
+        while not replies:
+            self.front.loop.wait(1.0)
+            replies = [one for one in self.turn() if getattr(one, "id", None) == "load"]
+        (reply,) = replies
+        is_refused = (name in self.named and not in_place) or (
+            name not in self.named and len(self.named) == MAX_ADAPTERS
+        )
+        if is_refused or path not in FOLDERS:
+            assert isinstance(reply, wire.Failed)
+            assert reply.code == "invalid_request"
+            return
+        assert reply == AdapterLoaded("load", ServedAdapter(name, path, FOLDERS[path]))
+        self.named[name] = FOLDERS[path]
+
+    @rule(name=NAMES)
+    def unload(self, name: str) -> None:
+        (reply,) = self.front.loop.receive(UnloadAdapter("unload", name))
+        if name in self.named:
+            assert reply == AdapterUnloaded("unload")
+            del self.named[name]
+        else:
+            assert isinstance(reply, wire.Failed)
+
+    @rule(digest=st.sampled_from(["", *FOLDERS.values()]), n_tokens=st.integers(1, 9))
+    def request(self, digest: str, n_tokens: int) -> None:
+        self.n_requests += 1
+        request_id = f"r{self.n_requests}"
+        self.front.submit(request_id, range(1, 14), adapter=digest, max_tokens=n_tokens, ignore_eos=True)
+        is_refused = digest != "" and digest not in self.named.values()
+        assert (self.front.received[request_id].terminal is not None) == is_refused
+        if not is_refused:
+            self.running[request_id] = digest
+
+    @rule(number=st.integers(0, 3))
+    def cancel(self, number: int) -> None:
+        for request_id in list(self.running)[number : number + 1]:
+            self.front.cancel(request_id)
+            self.forget_ended()
+
+    @rule()
+    def step(self) -> None:
+        self.turn()
+
+    def turn(self) -> list[wire.FromRuntime]:
+        messages = self.front.loop.turn()
+        self.front.take([one for one in messages if getattr(one, "id", None) != "load"])
+        self.forget_ended()
+        return messages
+
+    def forget_ended(self) -> None:
+        for request_id in list(self.running):
+            if self.front.received[request_id].terminal is not None:
+                del self.running[request_id]
+
+    @invariant()
+    def weights_are_there_as_long_as_they_are_used(self) -> None:
+        needed = {*self.named.values(), *self.running.values(), *launched(self.front)} - {""}
+        assert needed <= self.device.sizes.keys()
+        if self.device.sizes.keys() - needed:
+            assert self.front.loop.has_work, "the next turn frees the others"
+
+    def teardown(self) -> None:
+        for _ in range(300):
+            if not self.front.loop.has_work:
+                break
+            self.turn()
+        assert not self.running
+        assert self.device.sizes == dict.fromkeys(self.named.values(), N_BYTES)
+        assert self.front.stats().adapters.n_adapters == len(self.named)
+        self.adapters.close()
+
+
+TestAdapters = Adapters.TestCase
+TestAdapters.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_turn_frees_what_is_not_used_any_more() -> None:
+    front = Frontend(adapters=fake_adapters(ServedAdapter("sql", "/sql", "12ab")))
+    sizes = front.loop.adapters._device.sizes
+    front.submit("a", adapter="12ab", max_tokens=8)
+    front.turn(2)
+    front.loop.receive(UnloadAdapter("u", "sql"))
+    front.submit("b", adapter="12ab")
+    assert "unloaded or replaced meanwhile" in failed(front.received["b"]).text
+    front.turn()
+    assert sizes == {"12ab": N_BYTES}
+    front.run()
+    assert front.received["a"].finish_reasons == {0: "length"}
+    assert sizes == {}
+
+
+def test_a_launched_step_of_a_cancelled_request_is_computed_with_the_adapter() -> None:
+    """It may write pages under the adapter's digest."""
+    front = Frontend(adapters=fake_adapters(ServedAdapter("sql", "/sql", "12ab")))
+    device = front.loop.adapters._device
+    device.launched = partial(launched, front)
+    front.submit("a", adapter="12ab", max_tokens=8)
+    front.turn(2)
+    assert launched(front) == {"12ab"}
+    front.cancel("a")
+    front.loop.receive(UnloadAdapter("u", "sql"))
+    front.turn()
+    front.run()
+    assert device.sizes == {}
+
+
+def test_steps_go_on_while_a_folder_is_read() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    class SlowAdapters(FakeDeviceAdapters):
+        def read(self, name: str, path: str) -> FakeRead:
+            begun.set()
+            may_end.wait()
+            return super().read(name, path)
+
+    adapters = fake_adapters(folders=FOLDERS, max_adapters=1)
+    adapters._device = SlowAdapters(FOLDERS)
+    front = Frontend(adapters=adapters)
+    assert front.loop.receive(LoadAdapter("1", "sql", "/sql")) == []
+    begun.wait()
+    for message, text in (
+        (LoadAdapter("2", "sql", "/law", in_place=True), "is being loaded"),
+        (LoadAdapter("3", "law", "/law"), "one more than max_loras 1"),
+        (UnloadAdapter("4", "sql"), "no adapter 'sql' is loaded"),
+    ):
+        (refused,) = front.loop.receive(message)
+        assert text in refused.text
+    front.submit("a", max_tokens=3)
+    for _ in range(20):
+        front.turn()
+    assert front.received["a"].finish_reasons == {0: "length"}
+    assert front.loop.is_waiting
+    may_end.set()
+    front.loop.wait(5.0)
+    assert front.loop.turn() == [AdapterLoaded("1", ServedAdapter("sql", "/sql", "12ab"))]
+    assert not front.loop.has_work
+    assert front.serve("b", adapter="12ab").finish_reasons == {0: "length"}
+
+
+def test_faults_of_a_read_fail_the_load_alone() -> None:
+    class BrokenAdapters(FakeDeviceAdapters):
+        def read(self, name: str, path: str) -> FakeRead:
+            raise {"/memory": MemoryError("none"), "/torch": RuntimeError("x"), "/a": CheckpointError("y")}[path]
+
+    adapters = fake_adapters()
+    adapters._device = BrokenAdapters()
+    front = Frontend(adapters=adapters)
+    codes = []
+    for path in ("/memory", "/torch", "/a"):
+        assert front.loop.receive(LoadAdapter(path, "sql", path)) == []
+        front.loop.wait(5.0)
+        (reply,) = front.loop.turn()
+        codes.append(reply.code)
+    assert codes == ["internal_error", "internal_error", "invalid_request"]
+
+
+def test_loops_without_adapters_refuse_them() -> None:
+    front = Frontend()
+    for message in (LoadAdapter("1", "sql", "/sql"), UnloadAdapter("2", "sql")):
+        (refused,) = front.loop.receive(message)
+        assert (refused.id, refused.code) == (message.id, "unsupported_feature")
+        assert "enable_lora" in refused.text
+    assert front.stats().adapters is None
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_names_of_equal_adapters_share_a_digest(in_place: bool) -> None:
+    registry = AdapterRegistry([ServedAdapter("a", "/sql", "12ab")], None)
+    registry.check("b", [], in_place=in_place)
+    assert not registry.add(ServedAdapter("b", "/copy", "12ab"))
+    registry.remove("a")
+    used = Counter[str]()
+    assert registry.free(lambda digest: bool(used[digest])) == []
+    registry.remove("b")
+    used["12ab"] += 1
+    assert registry.free(lambda digest: bool(used[digest])) == []
+    assert not registry.has("12ab")
+    assert not registry.add(ServedAdapter("c", "/sql", "12ab")), "its weights are still there"
+    used.clear()
+    assert registry.free(lambda digest: bool(used[digest])) == []
