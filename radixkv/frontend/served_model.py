@@ -52,9 +52,9 @@ class ServedModel(GenerationModel):
     """With an adapter: the name of the model alone."""
     alone: ServedModel | None = field(default=None, compare=False, repr=False)
     """With an adapter: the model alone, which has what all adapters share."""
-    adapted: dict[str, ServedModel] = field(default_factory=dict, compare=False, repr=False)
+    adapted: dict[str, ServedModel] = field(default_factory=dict, init=False, compare=False, repr=False)
     """The model with each of its adapters, by their names; those that come and go are added and removed."""
-    adapter_names: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    adapter_names: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
     """The name that each adapter has, or had last, by its digest; of several names the first."""
     root: str
     """The folder or hub name that the user gave."""
@@ -142,7 +142,6 @@ class ServedModel(GenerationModel):
             adapter=adapter.digest,
             parent=self.name,
             alone=self,
-            adapted={},
         )
 
     def remove_adapter(self, name: str) -> None:

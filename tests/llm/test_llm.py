@@ -223,7 +223,6 @@ def test_interrupted_calls_leave_nothing_to_the_next_one(llm: LLM, monkeypatch: 
             UnsupportedFeature,
             "^pipeline_parallel_size 2 .*by --tensor-parallel-size alone",
         ),
-        ({"enable_lora": True}, ConfigError, "^enable_lora True needs lora_modules"),
         ({"trust_remote_code": True}, UnsupportedFeature, "^trust_remote_code True "),
         ({"max_model_length": 256}, UnsupportedFeature, r"max_model_length.* max_model_len\b"),
         ({"tp_size": 0}, ConfigError, "^tp_size 0 "),
