@@ -203,7 +203,7 @@ def assemble_loop(
         tenants=tenants,
         eos_token_ids=eos_token_ids,
         seed=seed,
-        has_adapter=adapters.has,
+        adapters=adapters,
         clock=clock,
     )
     gate = GrammarGate(open_grammars or _refuse_grammars, limits.max_queued_requests)

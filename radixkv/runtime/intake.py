@@ -15,6 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from radixkv.errors import InvalidRequest, shortened
+from radixkv.runtime.protocols import Adapters
 from radixkv.runtime.request import PromptScoring, Recovery, Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
@@ -52,7 +53,7 @@ class Intake:
         tenants: who may send requests; none: all clients are one.
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         seed: seed of the generators that draw seeds for requests without one, one generator a tenant.
-        has_adapter: whether requests may have the adapter of a digest.
+        adapters: those that requests may ask for; None: there are none.
         clock: seconds, monotonic.
     """
 
@@ -63,13 +64,11 @@ class Intake:
         tenants: Sequence[TenantConfig] = (),
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
-        has_adapter: Callable[[str], bool] = lambda digest: False,
+        adapters: Adapters | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._ready = ready
-        self._has_adapter = has_adapter
-        self._seen_adapters = dict.fromkeys(("", *(one.digest for one in ready.adapters)))
-        """Digests of adapters that any tier may have pages of, and that of none."""
+        self._adapters = adapters or Adapters()
         self._tenants = {
             tenant.name: tenant for tenant in tenants or (TenantConfig(OPERATOR, cache_salt="request"),)
         }
@@ -143,9 +142,8 @@ class Intake:
             InvalidRequest: there is no such tenant or adapter, it may use no salt, or the salt is too long.
         """
         adapter = message.adapter
-        if adapter and not self._has_adapter(adapter):
+        if adapter and not self._adapters.has(adapter):
             raise _not_loaded(adapter)
-        self._seen_adapters[adapter] = None
         return self._without_adapter(message)._replace(adapter=adapter)
 
     def namespaces(self, message: Invalidate) -> list[Namespace]:
@@ -156,8 +154,8 @@ class Intake:
         """
         namespace = self._without_adapter(message)
         if message.adapter is None:
-            return [namespace._replace(adapter=adapter) for adapter in self._seen_adapters]
-        if message.adapter not in self._seen_adapters and not self._has_adapter(message.adapter):
+            return [namespace, *(namespace._replace(adapter=digest) for digest in self._adapters.names)]
+        if message.adapter and message.adapter not in self._adapters.names:
             raise _not_loaded(message.adapter)
         return [namespace._replace(adapter=message.adapter)]
 

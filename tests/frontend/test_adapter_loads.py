@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(model: ServedModel, folder: Path, *runtimes: FakeRuntime) -> tuple[AdapterLoads, ServedModel]:
-    served = replace(model, adapted={}, adapter_names={})
+    served = replace(model)
     return AdapterLoads(runtimes, served, folder=folder, are_served=True), served
 
 

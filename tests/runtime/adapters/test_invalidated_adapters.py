@@ -1,0 +1,44 @@
+"""Which namespaces an invalidation means where there are adapters."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import pytest
+
+from radixkv.errors import InvalidRequest
+from radixkv.runtime.intake import Intake
+from radixkv.runtime.protocols import Adapters
+from radixkv.wire.cache_messages import Invalidate
+from radixkv.wire.messages import WIRE_VERSION, Ready
+
+READY = Ready(WIRE_VERSION, 1000, 200, 16, 64, 8, 64, "fake", "float32")
+
+
+class LoadedAdapters(Adapters):
+    """Has one adapter, and had another one."""
+
+    names = MappingProxyType({"1" * 64: "sql", "2" * 64: "law"})
+
+    def has(self, digest: str) -> bool:
+        return digest == "1" * 64
+
+
+def meant(adapter: str | None) -> list[str]:
+    intake = Intake(READY, adapters=LoadedAdapters())
+    return [one.adapter for one in intake.namespaces(Invalidate("id", b"", "hers", adapter=adapter))]
+
+
+def test_without_a_model_all_adapters_that_were_ever_loaded_are_meant() -> None:
+    """Also those that no request has asked for since: the disk may have their pages of an earlier start."""
+    assert meant(None) == ["", "1" * 64, "2" * 64]
+
+
+def test_with_a_model_it_alone_is_meant() -> None:
+    assert meant("") == [""]
+    assert meant("2" * 64) == ["2" * 64]
+
+
+def test_an_adapter_that_was_never_loaded_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no adapter with the digest '3333"):
+        meant("3" * 64)
