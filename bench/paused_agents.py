@@ -28,7 +28,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pauses import CASES, USER, Case
+from pauses import CASES, MAX_TOKENS, SYSTEM_TOKENS, USER, Case
 from result_lines import report, script_parser
 from shapes import LLAMA_8B
 
@@ -41,7 +41,6 @@ from radixkv.lab.bench.report.run_metrics import percentile
 from radixkv.processes.server_process import running_server
 
 POLICIES = ("none", "learnt")
-SYSTEM_TOKENS = 2000
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -101,7 +100,7 @@ class Agents:
         messages: list[dict[str, Any]] = [{"role": "system", "content": self._system}]
         messages.append({"role": "user", "content": self._text(rng, self._args.scale * rng.randint(2000, 6000))})
         is_user, is_returning, n_tokens = rng.random() < self._case.users, False, 0
-        while n_tokens < self._args.scale * 24_000:
+        while n_tokens < self._args.scale * MAX_TOKENS:
             tools = self._case.tools
             (name,) = rng.choices(list(tools), [tool.share for tool in tools.values()])
             answer, n_tokens = await self._answered(messages, None if is_user else name, rng, is_returning)

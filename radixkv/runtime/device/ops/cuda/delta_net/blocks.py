@@ -42,8 +42,8 @@ def inverse_precision(dtype: torch.dtype, config: RecurrentConfig) -> str:
     """Returns the precision of the products of a block's inverse on a GPU, as ``tl.dot`` names it.
 
     Three products in bfloat16 instead of one in float32 make errors of 2e-5, which vanish when the inverse is
-    rounded to 16 bits. Heads below 64 have it, too: for them Triton 3.6
-    compiles products with such an inverse to wrong ones on Hopper.
+    rounded to 16 bits. Heads below 64 have an inverse in float32: Triton 3.6 compiles the products of such heads
+    with an inverse from tensor cores to wrong ones on Hopper.
     """
     is_exact = dtype == torch.float32 or min(config.key_dim, config.value_dim) < 64
     return "ieee" if is_exact else "bf16x3"
