@@ -72,7 +72,7 @@ from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import OpenDevice, open_loop
-from radixkv.runtime.protocols import Drafts
+from radixkv.runtime.protocols.drafts import Drafts
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.page_copier import HostMemoryCopier, SlotPart
 from radixkv.runtime.step.plan import StepPlan

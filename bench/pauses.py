@@ -42,7 +42,7 @@ from radixkv.lab.simulator.virtual_time import Clock, TimedCopier
 from radixkv.runtime.assemble import open_scheduler
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.pauses.pauses import Pauses
-from radixkv.runtime.protocols import NeededPrompt, Returns
+from radixkv.runtime.protocols.returns import NeededPrompt, Returns
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.states.recurrent_states import RecurrentStates

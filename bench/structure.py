@@ -70,7 +70,7 @@ BRANCHES: Mapping[str, Branch] = {
     "events": Branch(("runtime/events/",), r"EventLog|event_log|KvEvents|kv_events|\b_?events\b"),
     "reporting": Branch(("runtime/reporting/",), r"[Ss]tats\b|StepCounters|CacheCommands|slot_use|TableUse"),
 }
-"""The names of the protocols in ``runtime/protocols.py``, such as ``Tiers`` and ``Shares``, are the trunk's own."""
+"""The names of the protocols in ``runtime/protocols/``, such as ``Tiers`` and ``Shares``, are the trunk's own."""
 TRUNK = ("runtime/", "tree/")
 """Where a branch's reach is counted; the device has none of them."""
 DEVICE = "runtime/device/"

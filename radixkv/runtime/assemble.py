@@ -22,17 +22,15 @@ from radixkv.runtime.lifetimes.commands import close_session, pin
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.protocols import (
-    Adapters,
-    Drafts,
-    Headroom,
-    Queue,
-    RequestBranch,
-    Returns,
-    Shares,
-    States,
-    Tiers,
-)
+from radixkv.runtime.protocols.adapters import Adapters
+from radixkv.runtime.protocols.drafts import Drafts
+from radixkv.runtime.protocols.headroom import Headroom
+from radixkv.runtime.protocols.queue import Queue
+from radixkv.runtime.protocols.request import RequestBranch
+from radixkv.runtime.protocols.returns import Returns
+from radixkv.runtime.protocols.shares import Shares
+from radixkv.runtime.protocols.states import States
+from radixkv.runtime.protocols.tiers import Tiers
 from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.reporting.stats import make_stats
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits

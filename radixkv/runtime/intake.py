@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from radixkv.errors import InvalidRequest, shortened
-from radixkv.runtime.protocols import Adapters
+from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.runtime.request import PromptScoring, Recovery, Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY

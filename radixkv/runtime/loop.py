@@ -17,7 +17,9 @@ from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.launched_steps import LaunchedSteps
-from radixkv.runtime.protocols import Adapters, Gate, RequestBranch
+from radixkv.runtime.protocols.adapters import Adapters
+from radixkv.runtime.protocols.gate import Gate
+from radixkv.runtime.protocols.request import RequestBranch
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.executor import Executor

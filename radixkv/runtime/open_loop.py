@@ -20,7 +20,9 @@ from radixkv.runtime.device.ranks.open import open_ranks
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.protocols import Adapters, RequestBranch, States
+from radixkv.runtime.protocols.adapters import Adapters
+from radixkv.runtime.protocols.request import RequestBranch
+from radixkv.runtime.protocols.states import States
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all

@@ -17,7 +17,7 @@ import msgspec
 from radixkv.errors import RequestError
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache_use_record import CacheUseRecord
-from radixkv.runtime.protocols import Constraint, Continuation, Observer
+from radixkv.runtime.protocols.request import Constraint, Continuation, Observer
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
 from radixkv.settings.tenants import OPERATOR
 from radixkv.tree.node import TOKEN_BYTES, Namespace

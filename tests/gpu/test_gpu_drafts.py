@@ -26,7 +26,7 @@ from gpu_support import (
 from test_gpu_not_finite import poison_between_steps, pool_of
 
 from radixkv import LLM, RequestOutput, SamplingParams
-from radixkv.runtime.protocols import Drafts
+from radixkv.runtime.protocols.drafts import Drafts
 from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 from radixkv.runtime.step.result import TokenMasks

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 import support.engine
-from radixkv.runtime.protocols import Drafts
+from radixkv.runtime.protocols.drafts import Drafts
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler import scheduler
 from radixkv.runtime.scheduler.scheduler import Scheduler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.runtime.protocols import Drafts
+from radixkv.runtime.protocols.drafts import Drafts
 from radixkv.wire import messages as wire
 from support.loop_frontend import PROMPT, Frontend, failed
 

@@ -22,7 +22,7 @@ from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.pauses.pauses import Pauses
-from radixkv.runtime.protocols import States
+from radixkv.runtime.protocols.states import States
 from radixkv.runtime.request import GREEDY, Phase, PromptScoring, Request, Update
 from radixkv.runtime.states.recurrent_states import RecurrentStates
 from radixkv.runtime.states.window_tails import WindowTails

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from radixkv.runtime.protocols import Drafts
+from radixkv.runtime.protocols.drafts import Drafts
 from radixkv.runtime.request import Request
 from radixkv.tree.node import TOKEN_BYTES
 from support.fake_device import VOCAB_SIZE, chain, link, next_output_token, unpack

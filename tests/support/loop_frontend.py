@@ -9,7 +9,7 @@ from typing import Any
 from radixkv.runtime.assemble import assemble_loop, page_quotas
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.pauses.pauses import Pauses
-from radixkv.runtime.protocols import Adapters
+from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 
 from radixkv.runtime.pauses.pauses import MAX_SPARED
-from radixkv.runtime.protocols import NeededPrompt, Returns
+from radixkv.runtime.protocols.returns import NeededPrompt, Returns
 from radixkv.tree.node import Namespace
 
 

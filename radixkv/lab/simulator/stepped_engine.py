@@ -15,7 +15,9 @@ from radixkv.lab.simulator.traffic import Traffic
 from radixkv.lab.simulator.virtual_time import VirtualTime
 from radixkv.runtime.assemble import open_scheduler
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Observer, Returns, States
+from radixkv.runtime.protocols.request import Observer
+from radixkv.runtime.protocols.returns import Returns
+from radixkv.runtime.protocols.states import States
 from radixkv.runtime.reporting.cache_commands import match_tiers
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits

@@ -27,7 +27,7 @@ from radixkv.lab.simulator.virtual_time import Clock, VirtualTime
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.pauses.pauses import Pauses
 from radixkv.runtime.pauses.pauses import Turn as FollowedTurn
-from radixkv.runtime.protocols import Returns
+from radixkv.runtime.protocols.returns import Returns
 from radixkv.runtime.request import Request
 from radixkv.settings.config import SchedulerConfig
 from radixkv.terminal import Progress

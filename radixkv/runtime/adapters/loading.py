@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from radixkv.errors import CheckpointError, InvalidRequest, RadixKVError, RequestError, shortened
 from radixkv.runtime.adapters.registry import AdapterRegistry
 from radixkv.runtime.finished import Finished
-from radixkv.runtime.protocols import Adapters
+from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.runtime.step.adapters import DeviceAdapters, ReadAdapter
 from radixkv.wire.adapter_messages import (
     AdapterCommand,

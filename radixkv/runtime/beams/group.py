@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from radixkv.errors import InvalidRequest
 from radixkv.runtime.beams.search import BeamSearch, FinishedBeam, Successor
-from radixkv.runtime.protocols import Queue
+from radixkv.runtime.protocols.queue import Queue
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.tree.node import TOKEN_BYTES

@@ -7,7 +7,7 @@ from radixkv.runtime.drafts.predictions import Predictions
 from radixkv.runtime.drafts.recent_answers import RecentAnswers
 from radixkv.runtime.drafts.sources import CachedSequences, ForcedText, LongestMatch, OwnText, Source
 from radixkv.runtime.drafts.text_drafts import TextDrafts
-from radixkv.runtime.protocols import RequestBranch
+from radixkv.runtime.protocols.request import RequestBranch
 from radixkv.runtime.step.executor import Executor
 from radixkv.settings.speculative import SpeculativeConfig
 

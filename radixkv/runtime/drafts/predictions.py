@@ -8,7 +8,7 @@ import numpy as np
 
 from radixkv.errors import InvalidRequest
 from radixkv.runtime.drafts.sources import Guess, Source
-from radixkv.runtime.protocols import Observer
+from radixkv.runtime.protocols.request import Observer
 from radixkv.runtime.request import Request
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.messages import Submit

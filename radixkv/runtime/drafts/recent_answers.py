@@ -12,7 +12,7 @@ import numpy as np
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.drafts.sources import Guess, Source
-from radixkv.runtime.protocols import Observer
+from radixkv.runtime.protocols.request import Observer
 from radixkv.runtime.request import Request
 from radixkv.settings.speculative import MAX_LOOKUP
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Node

@@ -12,7 +12,7 @@ from radixkv.runtime.drafts.counts import DraftCounts
 from radixkv.runtime.drafts.search_pauses import SearchPauses
 from radixkv.runtime.drafts.sources import Guess, Source
 from radixkv.runtime.drafts.step_costs import StepCosts, bucket
-from radixkv.runtime.protocols import Drafts
+from radixkv.runtime.protocols.drafts import Drafts
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.tree.node import TOKEN_BYTES

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Medium
-from radixkv.runtime.protocols import TierChanges
+from radixkv.runtime.protocols.tiers import TierChanges
 from radixkv.tree.changes import StoredPages
 from radixkv.wire.messages import unpack_tokens
 

@@ -14,7 +14,7 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.headroom.answer_lengths import AnswerLengths
 from radixkv.runtime.headroom.session_answers import SessionAnswer
-from radixkv.runtime.protocols import Headroom
+from radixkv.runtime.protocols.headroom import Headroom
 from radixkv.runtime.request import Request
 
 FULL_ROWS = 208

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.runtime.protocols import Observer
+from radixkv.runtime.protocols.request import Observer
 from radixkv.runtime.request import Request
 from radixkv.tree.node import Namespace
 from radixkv.wire.messages import Submit

@@ -14,7 +14,7 @@ from sortedcontainers import SortedKeyList
 from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Observer
+from radixkv.runtime.protocols.request import Observer
 from radixkv.runtime.request import Request
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Retention
 from radixkv.wire.messages import PromptPin, Submit

@@ -9,7 +9,7 @@ from operator import add
 from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Observer
+from radixkv.runtime.protocols.request import Observer
 from radixkv.runtime.request import Request
 from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Namespace

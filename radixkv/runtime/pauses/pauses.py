@@ -13,7 +13,8 @@ from typing import NamedTuple
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.pauses.pause_times import Kind, PauseTimes, kind_of
 from radixkv.runtime.pauses.shared_room import SharedRoom
-from radixkv.runtime.protocols import NeededPrompt, Observer, Returns
+from radixkv.runtime.protocols.request import Observer
+from radixkv.runtime.protocols.returns import NeededPrompt, Returns
 from radixkv.runtime.request import Request
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt

@@ -10,7 +10,7 @@ from typing import Any
 
 from radixkv.errors import RequestError
 from radixkv.runtime.intake import Intake
-from radixkv.runtime.protocols import Gate
+from radixkv.runtime.protocols.gate import Gate
 from radixkv.runtime.reporting.joint import JointRun, joint_roots
 from radixkv.runtime.reporting.stats import count_requests, count_requests_of
 from radixkv.runtime.scheduler.scheduler import Scheduler

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from radixkv.runtime.loop import StepCounters
-from radixkv.runtime.protocols import Adapters, Gate
+from radixkv.runtime.protocols.adapters import Adapters
+from radixkv.runtime.protocols.gate import Gate
 from radixkv.runtime.reporting.slot_use import count_slot_use, tables_of
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.wire.stats import Stats

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Queue, Shares, States, Tiers
+from radixkv.runtime.protocols.queue import Queue
+from radixkv.runtime.protocols.shares import Shares
+from radixkv.runtime.protocols.states import States
+from radixkv.runtime.protocols.tiers import Tiers
 from radixkv.runtime.request import FirstRow, Phase, Request
 from radixkv.runtime.scheduler.misses import find_miss
 from radixkv.runtime.scheduler.running import RunningRequests

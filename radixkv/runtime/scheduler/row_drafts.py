@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Drafts, Queue, Tiers
+from radixkv.runtime.protocols.drafts import Drafts
+from radixkv.runtime.protocols.queue import Queue
+from radixkv.runtime.protocols.tiers import Tiers
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.tree.node import TOKEN_BYTES

@@ -9,7 +9,11 @@ from operator import ne
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Headroom, Queue, Shares, States, Tiers
+from radixkv.runtime.protocols.headroom import Headroom
+from radixkv.runtime.protocols.queue import Queue
+from radixkv.runtime.protocols.shares import Shares
+from radixkv.runtime.protocols.states import States
+from radixkv.runtime.protocols.tiers import Tiers
 from radixkv.runtime.request import Phase, Request
 from radixkv.tree.node import Namespace
 

@@ -17,7 +17,14 @@ from typing import NamedTuple
 from radixkv.errors import InvariantError, QueueFull, queue_timeout
 from radixkv.runtime.cache.block_table import ComputedRow
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Continuation, Drafts, Headroom, Queue, Returns, Shares, States, Tiers
+from radixkv.runtime.protocols.drafts import Drafts
+from radixkv.runtime.protocols.headroom import Headroom
+from radixkv.runtime.protocols.queue import Queue
+from radixkv.runtime.protocols.request import Continuation
+from radixkv.runtime.protocols.returns import Returns
+from radixkv.runtime.protocols.shares import Shares
+from radixkv.runtime.protocols.states import States
+from radixkv.runtime.protocols.tiers import Tiers
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.prefill import PlannedRow, PrefillRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps

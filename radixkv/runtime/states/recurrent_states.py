@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import States
+from radixkv.runtime.protocols.states import States
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.states.answer_ends import AnswerEnds
 from radixkv.runtime.states.kept_states import KeptStates

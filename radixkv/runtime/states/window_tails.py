@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.window_pages import WindowPages
-from radixkv.runtime.protocols import States
+from radixkv.runtime.protocols.states import States
 from radixkv.runtime.request import Request
 from radixkv.runtime.states.kept_states import KeptStates
 from radixkv.runtime.states.places import LikelyPlaces

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Shares
+from radixkv.runtime.protocols.shares import Shares
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.tenants.fair_queue import FairQueue

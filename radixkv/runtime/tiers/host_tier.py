@@ -11,7 +11,7 @@ from typing import NamedTuple
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.finished import wait_readable
-from radixkv.runtime.protocols import StoredPrefix
+from radixkv.runtime.protocols.tiers import StoredPrefix
 from radixkv.runtime.step.page_copier import PageCopier
 from radixkv.runtime.tiers.copied_states import CopiedStates, StatePlace, copied_states
 from radixkv.runtime.tiers.load_cost import LoadCost

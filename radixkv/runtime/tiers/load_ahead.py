@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from radixkv.runtime.protocols import NeededPrompt
+from radixkv.runtime.protocols.returns import NeededPrompt
 from radixkv.runtime.tiers.host_tier import CachedPrefixes, HostLoad, HostTier
 from radixkv.runtime.tiers.storage_tier import Fetch, Lookup
 from radixkv.tree.node import TOKEN_BYTES, Namespace

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import NeededPrompt, Queue, StoredPrefix, TierChanges, TierHits, Tiers
+from radixkv.runtime.protocols.queue import Queue
+from radixkv.runtime.protocols.returns import NeededPrompt
+from radixkv.runtime.protocols.tiers import StoredPrefix, TierChanges, TierHits, Tiers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.tiers.host_tier import CachedPrefixes, HostLoad, HostTier

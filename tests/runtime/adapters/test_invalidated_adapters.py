@@ -8,7 +8,7 @@ import pytest
 
 from radixkv.errors import InvalidRequest
 from radixkv.runtime.intake import Intake
-from radixkv.runtime.protocols import Adapters
+from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.wire.cache_messages import Invalidate
 from radixkv.wire.messages import WIRE_VERSION, Ready
 

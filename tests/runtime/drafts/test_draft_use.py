@@ -7,7 +7,7 @@ from typing import Any
 
 from radixkv.runtime.drafts.sources import Guess, Source
 from radixkv.runtime.drafts.text_drafts import TextDrafts
-from radixkv.runtime.protocols import Drafts
+from radixkv.runtime.protocols.drafts import Drafts
 from radixkv.runtime.request import Request
 from radixkv.wire.messages import DraftUse
 from support.engine import token_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from radixkv.runtime.drafts.sources import ForcedText, Guess, LongestMatch, Source
 from radixkv.runtime.drafts.text_drafts import TextDrafts
-from radixkv.runtime.protocols import Drafts
+from radixkv.runtime.protocols.drafts import Drafts
 from radixkv.runtime.request import Request
 from support.engine import token_bytes
 from support.fake_device import expected_output, unpack

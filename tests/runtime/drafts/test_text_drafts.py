@@ -11,7 +11,7 @@ import pytest
 
 from radixkv.runtime.drafts.sources import Guess, OwnText
 from radixkv.runtime.drafts.text_drafts import TextDrafts
-from radixkv.runtime.protocols import Drafts
+from radixkv.runtime.protocols.drafts import Drafts
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.tree.node import TOKEN_BYTES, Namespace

@@ -1,0 +1,86 @@
+"""What a request may carry from a branch: an observer, a constraint, a continuation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from radixkv.errors import RequestError
+from radixkv.wire.messages import Submit, TokenLogprobs
+
+if TYPE_CHECKING:
+    from radixkv.runtime.request import Request, Update
+
+
+class Observer:
+    """Follows the choices of a request that has chosen a branch. A request that has chosen none calls no branch.
+
+    The moments, none of which may raise:
+
+    * ``prompt_counted`` comes first, when a step's result is taken, mostly after the turn's launch.
+    * ``released`` comes for a finished choice that had pages and whose prompt was computed, once no launched step
+      uses them: mostly when a result is taken, also before a launch that preempts, and with an abort between turns.
+    * ``ended`` comes when the last result of a request that has not failed is taken, or with its abort: before the
+      terminal message and the next plan, before or after the releases.
+    """
+
+    __slots__ = ()
+
+    def prompt_counted(self, request: Request) -> None:
+        """Takes note that a choice's prompt is computed, and how much of it was cached."""
+
+    def released(self, request: Request) -> None:
+        """Takes note that a finished choice, whose prompt was computed, has released its pages."""
+
+    def ended(self, choices: Sequence[Request], *, is_prompt_computed: bool) -> None:
+        """Takes note that all choices have ended, unless the request has failed. Some may still hold pages."""
+
+
+class RequestBranch(NamedTuple):
+    """A branch that a request chooses by its message."""
+
+    is_chosen: Callable[[Submit], bool]
+    follow: Callable[[Submit, Sequence[Request]], Observer | None]
+    """Begins to follow the choices of a new request; returns what the branch wants to be told of it.
+
+    Raises ``RequestError`` if the request cannot have the branch."""
+
+
+class Constraint(Protocol):
+    """What the tokens of one choice must obey."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the output is complete, so that no token may follow."""
+
+    @property
+    def end_tokens(self) -> Collection[int]:
+        """The tokens that end the output, where they are allowed."""
+
+    def accept(self, token: int) -> bool:
+        """Appends a token to the output; False, without any change, if it is not allowed. O(1) mostly."""
+
+    def forced(self, n_tokens: int) -> bytes:
+        """Returns up to ``n_tokens`` tokens, little-endian int32, whose text must come next; none if nothing must
+        or that is not known. Others may write the same text. Changes nothing."""
+
+    def n_allowed(self, tokens: bytes) -> int:
+        """Returns how many of these tokens may come next, one after another, without those that end the output.
+        Changes nothing. O(tokens)."""
+
+    def rejection(self, token: int) -> RequestError:
+        """Returns the error that ends a choice when ``accept`` has refused its sampled token."""
+
+
+class Continuation(Protocol):
+    """Decides how the choices of a request go on, in place of one sampled token after another.
+
+    A choice with a continuation is planned until its known tokens are computed. The continuation takes the logprobs
+    of its last row, and then the choice pauses.
+    """
+
+    def take(self, request: Request, logprobs: TokenLogprobs | None) -> None:
+        """Takes the likeliest next tokens of a choice, and pauses it. O(1)."""
+
+    def advance(self) -> list[Update]:
+        """Lets the choices go on if all pause, after the results of a step in which some of them had rows."""
