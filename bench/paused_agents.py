@@ -197,7 +197,7 @@ def _add_calls(answer: dict[str, Any], deltas: list[dict[str, Any]]) -> None:
 
 def write_chat_model(folder: Path) -> Path:
     """Writes the shape of Llama 3.1 8B with the embedded model's tokenizer, for a server without weights."""
-    tiny = resolve("tiny").path
+    tiny = resolve("tiny").folder
     config = json.loads((tiny / "config.json").read_text(encoding="utf-8"))
     tokens = {name: config[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")}
     (folder / "config.json").write_text(json.dumps(LLAMA_8B | tokens), encoding="utf-8")

@@ -169,6 +169,7 @@ def summary(samples: Samples, seconds: float) -> dict[str, Any]:
     return line | {
         "output_tokens_per_s": round(samples.n_tokens / seconds, 2),
         "failed": len(samples.errors),
+        "errors": samples.errors[:3],
         "long_prompt_tokens_from": dict(samples.sources),
     }
 

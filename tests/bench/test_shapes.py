@@ -40,3 +40,12 @@ def test_sizes_are_those_of_the_model(name: str, shapes: Any, tmp_path: Path) ->
 
 def test_all_have_a_size_and_a_label(shapes: Any) -> None:
     assert shapes.MODELS.keys() == shapes.LABELS.keys() == BILLIONS.keys()
+
+
+def test_the_chat_model_without_weights_is_llama_with_the_embedded_tokenizer(shapes: Any, tmp_path: Path) -> None:
+    write_chat_model = importlib.import_module("paused_agents").write_chat_model
+    size = model_size(resolve(str(write_chat_model(tmp_path)), load_format="dummy"))
+    assert 6.5e9 < size.n_values < 8.1e9  # its vocabulary is smaller
+    tiny = resolve("tiny").folder
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / name).read_bytes() == (tiny / name).read_bytes()

@@ -442,7 +442,7 @@ def test_a_graph_replays_what_kernels_give_one_by_one(n_tokens: int) -> None:
         residual.copy_(x)
         normed.copy_(norm(residual))
         for layer in layers:
-            products, expert_weights = layer._products(normed)
+            products, expert_weights = layer._products(normed, normed)
             torch.cuda.synchronize()
             sum_experts(products, expert_weights, normed, residual, norm)
             torch.cuda.synchronize()
