@@ -93,12 +93,12 @@ class CudaOperations:
         """See ``Operations.head``."""
         return self.linear(weights)
 
-    def norm(self, weights: NormWeights, reader: base.NormReader | None = None) -> RMSNorm | LayerNorm:
+    def norm(self, weights: NormWeights, reader: base.RowReader | None = None) -> RMSNorm | LayerNorm:
         """See ``Operations.norm``."""
         if weights.bias is not None:
             return LayerNorm(weights.weight, weights.bias, self._config.norm_eps)
-        scales = None if reader is None else reader.input_scales
-        return RMSNorm(weights.weight, self._config.norm_eps, self._adds_one, scales)
+        fields = weights.weight, self._config.norm_eps, self._adds_one
+        return RMSNorm(*fields) if reader is None else RMSNorm(*fields, reader.input_scales, reader.reads_unrounded)
 
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
@@ -109,7 +109,8 @@ class CudaOperations:
         inputs, eps = self.linear(weights.inputs), self._config.norm_eps
         if config.mamba2 is not None:
             return Mamba2(weights, inputs, config, config.mamba2, eps)
-        return GatedDeltaNet(weights, inputs, config, eps)
+        gates = None if weights.gates is None else self.linear(weights.gates)
+        return GatedDeltaNet(weights, inputs, config, eps, gates)
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         """See ``Operations.gated``."""
