@@ -6,6 +6,9 @@ conftest that skips them. The interpreter needs NumPy below 2.4.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -56,3 +59,18 @@ def check_close(found: Tensor, expected: Tensor, *, slack: float = 0.1, n_roundi
     relative = n_roundings * RELATIVE[found.dtype]
     typical = float(expected.double().square().mean().sqrt())
     torch.testing.assert_close(found.double(), expected.double(), rtol=relative, atol=slack * relative * typical)
+
+
+def round_to_fp8_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets torch round to FP8 in Triton's interpreter, which loses a carry."""
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def rounded(x: Any, source: Any, target: Any, mode: Any) -> Any:
+        if target != triton.language.float8e4nv or source != triton.language.float32:
+            return convert(x, source, target, mode)
+        values = torch.from_numpy(x.view(np.float32).copy()).to(torch.float8_e4m3fn)
+        return values.view(torch.uint8).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)

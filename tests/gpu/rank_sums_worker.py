@@ -17,8 +17,9 @@ N_STEPS = 10_000
 
 def compare_sums(rank: int, n_ranks: int, store: Path) -> list[str]:
     """Returns what differs from torch's sums and norms on this rank; empty if nothing does."""
+    from radixkv.runtime.device.ops.base import as_tensor
     from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
-    from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows
+    from radixkv.runtime.device.ops.cuda.fp8_rows import rows_of
     from radixkv.runtime.device.ops.cuda.layers import RMSNorm
     from radixkv.runtime.device.weights.shards import Shard
 
@@ -40,10 +41,10 @@ def compare_sums(rank: int, n_ranks: int, store: Path) -> list[str]:
         if not torch.equal(found, expected):
             wrong.append(f"sum of {n_rows} rows")
         for half, scales in ((1, None), (0, "rows"), (1, "groups")):
-            norm = RMSNorm(weight, 1e-5, adds_one=False, out_scales=scales)
+            norm = RMSNorm(weight, 1e-5, False, scales, keeps_unrounded=scales == "groups")
             residual = random_rows(n_rows, 7)
             own = residual.clone()
-            normed = new_rows(residual, scales)
+            normed = rows_of(norm, residual)
             collectives.part(half, n_rows).copy_(parts[rank])
             collectives.sum_parts(half, normed, residual, norm)
             alone = norm.add(expected, own)
@@ -53,6 +54,8 @@ def compare_sums(rank: int, n_ranks: int, store: Path) -> list[str]:
             else:
                 same = same and torch.equal(normed.values[:n_rows].float(), alone.values[:n_rows].float())
                 same = same and torch.equal(normed.scales[:n_rows], alone.scales[:n_rows])
+                if norm.keeps_unrounded:
+                    same = same and torch.equal(as_tensor(normed), as_tensor(alone))
             if not same:
                 wrong.append(f"norm of {n_rows} rows with scales {scales}")
         collectives.part(0, 1).zero_()  # halves alternate

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from kernel_support import DEVICE, integers, on_kernels
+from kernel_support import DEVICE, integers, on_kernels, round_to_fp8_exactly
+from safetensors.torch import load_file
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.device.attention.base import LayerAttention
+from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
@@ -22,11 +26,13 @@ from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, TokenI
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack import RowArrays
-from radixkv.runtime.device.weights.open import open_weights
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK
+from radixkv.runtime.device.weights.open import WeightProducts, open_weights
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, random_ids
 from support.late_tensors import LateTensors
 from support.poison import poison
+from support.quantized_checkpoints import save_quantized
 from support.reference_attention import reference_attention
 
 pytestmark = on_kernels
@@ -45,6 +51,19 @@ STATE_SIZES = {"linear_key_head_dim": 16, "linear_value_head_dim": 32, "ssm_stat
 ONE_GROUP = {"n_group": 1, "topk_group": 1}
 """Groups of experts are for the CPU only."""
 FULL_SIZES = {"global_head_dim": 32}
+FP8_SIZES: dict[str, dict[str, Any]] = {
+    "qwen3.5": {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32},
+    "qwen3-next": {
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128,
+        "mlp_only_layers": [0, 1],
+    },
+}
+"""Blocks of 128 begin where stacked matrices do, and the parts of a key head."""
+FP8_NOISE = 0.2 if DEVICE == "cuda" else 0.05
+"""Relative error of logits: near the middle of two values of FP8 rounding goes either way. A GPU's products are
+in 16 bits."""
 
 
 @pytest.fixture(params=KINDS)
@@ -61,10 +80,12 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
 class World:
     """One sequence in a pool, and the decoder that computes it."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, products: Collection[WeightProducts] = ()) -> None:
         device = torch.device(DEVICE)
         with torch.inference_mode():
-            with open_weights(checkpoint, load_format="auto", dtype=torch.float32, device=device) as weights:
+            with open_weights(
+                checkpoint, load_format="auto", dtype=torch.float32, device=device, products=products
+            ) as weights:
                 config, late = weights.config, LateTensors(weights.source)
                 self.decoder = Decoder(replace(weights, source=late), CudaOperations(config, 128, device))
                 late.load()
@@ -117,7 +138,40 @@ def test_models_without_a_rotary_embedding_need_no_memory_for_angles(checkpoint:
 
 
 def test_pieces_give_the_bits_of_a_whole_step(checkpoint: Checkpoint) -> None:
-    world = World(checkpoint)
+    check_pieces(World(checkpoint))
+
+
+@pytest.mark.parametrize("kind", FP8_SIZES)
+def test_delta_nets_in_fp8(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle has the matrices that FP8 stands for, and rounds what they multiply."""
+    if DEVICE == "cpu":
+        round_to_fp8_exactly(monkeypatch)
+    layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    sizes = {"hidden_size": 128, "num_attention_heads": 8, "intermediate_size": 256, "linear_value_head_dim": 32}
+    save_quantized(tmp_path, "fp8 blocks 128", **(HYBRIDS[kind] | SIZES | sizes | layers | FP8_SIZES[kind]))
+    world = World(resolve(str(tmp_path / "quantized")), products=["fp8"])
+    oracle = load_oracle(resolve(str(tmp_path / "dense")))
+    stored = load_file(tmp_path / "quantized" / "model.safetensors")
+    for name, module in oracle.named_modules():
+        if f"{name}.weight_scale_inv" in stored and not name.endswith(("q_proj", "k_proj", "v_proj")):
+            module.register_forward_pre_hook(lambda _, inputs: tuple(map(rounded_to_fp8, inputs)))
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([world.ids])).logits[0]
+        logits = world.decoder.logits(world.decoder(world.inputs, world.pool, world.attention())).cpu()
+    difference = float((logits - expected).norm() / expected.norm())
+    print(f"{kind}: off by {difference:.4f}")
+    assert difference < FP8_NOISE
+    check_pieces(world)
+
+
+def rounded_to_fp8(x: Tensor) -> Tensor:
+    """Returns rows in FP8 with a scale for each 128 values."""
+    groups = x.unflatten(-1, (-1, BLOCK))
+    scales = groups.abs().amax(-1, keepdim=True).clamp(min=1e-10) / FP8_MAX
+    return ((groups / scales).to(FP8).float() * scales).flatten(-2)
+
+
+def check_pieces(world: World) -> None:
     with torch.inference_mode():
         whole = world.decoder(world.inputs, world.pool, world.attention())
         activations, attention = world.decoder.empty_activations(world.n_tokens), world.attention()

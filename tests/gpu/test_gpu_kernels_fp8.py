@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from kernel_support import DEVICE, normal, on_device_only, on_kernels, poisoned
+from delta_net_world import Span, World, delta_net
+from kernel_support import DEVICE, check_close, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 from transformers import MixtralConfig
 
 from radixkv.runtime.device.kv_dtype import FP8
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import Fp8Rows, RmsFields, Rows, RowScales
+from radixkv.runtime.device.ops.base import Fp8Rows, RmsFields, Rows, RowScales, as_tensor, padded_rows
+from radixkv.runtime.device.ops.cuda import layers, operations
+from radixkv.runtime.device.ops.cuda.delta_net.layer import GatedDeltaNet
 from radixkv.runtime.device.ops.cuda.expert_routing import route
 from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
 from radixkv.runtime.device.ops.cuda.fp8_linear import Fp8Tile, fp8_linear, multiply_fp8, weight_only_tile
 from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows, quantize_rows, row_scales, silu_and_multiply_to_fp8
 from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_linear, grouped_tile
-from radixkv.runtime.device.ops.cuda.layers import Fp8Linear, Linear, Mlp
+from radixkv.runtime.device.ops.cuda.layers import Fp8Linear, Linear, Mlp, RMSNorm
 from radixkv.runtime.device.ops.cuda.norm import rms_norm
-from radixkv.runtime.device.ops.cuda.operations import CudaOperations, Experts
+from radixkv.runtime.device.ops.cuda.operations import CudaOperations, Experts, SharedExpert
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
 from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
@@ -133,6 +137,12 @@ def test_norms_write_fp8_with_the_bits_of_two_kernels(n_rows: int, size: int, sc
         assert rows.dtype == DTYPE
         assert torch.equal(rows.values[:n_rows].view(torch.uint8), expected.values[:n_rows].view(torch.uint8))
         assert torch.equal(rows.scales[:n_rows], expected.scales[:n_rows])
+        both, same_sums = new_rows(x, scales, keeps_unrounded=True), residual.clone()
+        kernel(same_sums, both)
+        assert torch.equal(sums, same_sums)
+        assert torch.equal(both.values[:n_rows].view(torch.uint8), expected.values[:n_rows].view(torch.uint8))
+        assert torch.equal(both.scales[:n_rows], expected.scales[:n_rows])
+        assert torch.equal(as_tensor(both), normed)
 
 
 class Wrapper(base.Linear):
@@ -162,15 +172,15 @@ def test_norms_write_fp8_for_products_that_read_it(scales: Fp8Scales) -> None:
     router = LinearWeights(normal(4, hidden, dtype=DTYPE))
     x, weights = normal(n_rows, hidden, dtype=DTYPE), NormWeights(normal(hidden, dtype=DTYPE))
     for has_fp8 in (True, False):
-        operations = CudaOperations(config, 8, torch.device(DEVICE), has_fp8=has_fp8)
-        dense = operations.linear(LinearWeights(gate_up.dequantize().to(DTYPE)))
-        readers = [(operations.linear(linears[0]), has_fp8), (operations.mlp(MlpWeights(*linears)), has_fp8)]
+        built = CudaOperations(config, 8, torch.device(DEVICE), has_fp8=has_fp8)
+        dense = built.linear(LinearWeights(gate_up.dequantize().to(DTYPE)))
+        readers = [(built.linear(linears[0]), has_fp8), (built.mlp(MlpWeights(*linears)), has_fp8)]
         readers += [(dense, False), (Wrapper(readers[0][0]), has_fp8)]
         if has_fp8:
             mixture = ExpertsWeights(router, *map(LinearWeights, experts))
-            readers += [(operations.experts(mixture, config.experts), False)]
+            readers += [(built.experts(mixture, config.experts), True)]
         for reader, reads_fp8 in readers:
-            rows, normed = operations.norm(weights, reader)(x), operations.norm(weights)(x)
+            rows, normed = built.norm(weights, reader)(x), built.norm(weights)(x)
             assert isinstance(rows, Fp8Rows) == reads_fp8
             assert torch.equal(reader(rows), reader(normed))
 
@@ -187,6 +197,11 @@ def test_products(n_rows: int, n_out: int, n_in: int, scales: Fp8Scales) -> None
     multiply_fp8(rows.values, rows.scales, weight, again, tile)
     check_product(out, dequantized(rows), weight)
     assert torch.equal(out, again)
+    wide = poisoned(n_rows, n_out + 24, dtype=torch.float32)
+    multiply_fp8(rows.values, rows.scales, weight, wide[:, 8 : n_out + 8], tile)
+    assert torch.equal(wide[:, 8 : n_out + 8], out)
+    assert wide[:, :8].isnan().all()
+    assert wide[:, n_out + 8 :].isnan().all()
 
 
 @pytest.mark.parametrize("scales", ["channels", "blocks"])
@@ -209,10 +224,10 @@ def test_an_mlp_with_biases(rounds_input: bool) -> None:
     x = normal(n_rows, hidden, dtype=DTYPE)
     linears = (Fp8Linear(weight, bias, rounds_input) for weight, bias in ((gate_up, up_bias), (down, down_bias)))
     first, second = linears
-    product = x.double() @ gate_up.dequantize().double().t() + up_bias
-    check_near(first(x), product)
+    products = x.double() @ gate_up.dequantize().double().t() + up_bias
+    check_near(first(x), products)
     if rounds_input:
-        gate, up = product.chunk(2, -1)
+        gate, up = products.chunk(2, -1)
         exact = (torch.nn.functional.silu(gate) * up) @ down.dequantize().double().t() + down_bias
         check_near(Mlp(first, second, "silu")(x), exact)
 
@@ -249,6 +264,86 @@ def check_fp8_linear(n_out: int, n_in: int, n_rows: int, scales: Fp8Scales, dtyp
     assert (out.dtype, out.shape, out.is_contiguous()) == (dtype, (n_rows, n_out), True)
     assert torch.equal(out, again)
     check_product(out, dequantized(rows), weight)
+    for n_more, n_memory in product((0, 8, 9), (n_rows, padded_rows(n_rows), n_rows + 9)):
+        # Other kernels may write rows that are not aligned, so bits may differ.
+        wide, again = (poisoned(n_memory, n_out + n_more, dtype=dtype) for _ in range(2))
+        found = fp8_linear(rows, weight, wide[:, :n_out])
+        fp8_linear(rows, weight, again[:, :n_out])
+        assert (found.data_ptr(), found.shape) == (wide.data_ptr(), (n_rows, n_out))
+        assert torch.equal(wide[:n_rows, :n_out], again[:n_rows, :n_out])
+        check_product(found, dequantized(rows), weight)
+        assert wide[:, n_out:].isnan().all()
+        assert wide[padded_rows(n_rows) :].isnan().all()
+
+
+@pytest.mark.parametrize("scales", ["channels", "blocks"])
+@pytest.mark.parametrize(
+    "n_rows", [1, 3, 17, pytest.param(70, marks=on_device_only), pytest.param(301, marks=on_device_only)]
+)
+def test_inputs_of_delta_nets(n_rows: int, scales: Fp8Scales) -> None:
+    """Their gates are another product, of the rows before they are rounded."""
+    world, hidden = World(delta_net(), [Span(0, 0, 1)], DTYPE), 512
+    n_inputs = world.config.n_inputs - 2 * world.config.n_value_heads
+    weight = matrix(n_inputs, hidden, scales)
+    gates = Linear(normal(2 * world.config.n_value_heads, hidden, dtype=DTYPE), None)
+    layer = GatedDeltaNet(world.weights, Fp8Linear(weight, None, rounds_input=True), world.config, 1e-6, gates)
+    x = normal(n_rows, hidden, dtype=DTYPE)
+    norm = RMSNorm(normal(hidden, dtype=DTYPE), 1e-6, False, layer.input_scales, layer.reads_unrounded)
+    rows, normed = norm(x), replace(norm, out_scales=None)(x)
+    assert isinstance(rows, Fp8Rows)
+    out, again = (poisoned(padded_rows(n_rows), world.config.n_inputs, dtype=DTYPE) for _ in range(2))
+    layer.project(rows, out)
+    layer.project(normed, again)
+    assert torch.equal(out[:n_rows], again[:n_rows])
+    check_product(out[:n_rows, :n_inputs], dequantized(rows), weight)
+    check_close(out[:n_rows, n_inputs:], normed.double() @ gates.weight.double().t(), slack=4.0)
+
+
+@pytest.mark.parametrize("scales", ["channels", "blocks"])
+@pytest.mark.parametrize("n_tokens", [1, 9, 50])
+def test_rows_of_a_mixture_are_rounded_once(
+    n_tokens: int, scales: Fp8Scales, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the norm before it, or for all experts and the shared one; by chunks if there are several."""
+    n_experts, hidden, inner = 8, 256, 128
+    gate_up, down = stacked(n_experts, 2 * inner, hidden, scales), stacked(n_experts, hidden, inner, scales)
+    one, other = matrix(2 * inner, hidden, scales), matrix(hidden, inner, scales)
+    router, weight = (Linear(normal(n, hidden, dtype=DTYPE), None) for n in (n_experts, 1))
+    rounded_shapes: list[tuple[int, ...]] = []
+
+    def rounding(x: Tensor, kind: RowScales) -> Fp8Rows:
+        rounded_shapes.append(tuple(x.shape))
+        return quantize_rows(x, kind)
+
+    for module in (layers, operations):
+        monkeypatch.setattr(module, "quantize_rows", rounding)
+    x = normal(n_tokens, hidden, dtype=DTYPE)
+    for is_dense in (False, True):
+        matrices = (each.dequantize().to(DTYPE) if is_dense else each for each in (one, other))
+        halves = (
+            Linear(each, None) if isinstance(each, Tensor) else Fp8Linear(each, None, rounds_input=True)
+            for each in matrices
+        )
+        mixture = Experts(
+            router,
+            LinearWeights(gate_up),
+            LinearWeights(down),
+            "silu",
+            n_active=2,
+            normalizes=True,
+            shared=SharedExpert(Mlp(*halves, "silu"), weight),
+            chunk_tokens=40,
+        )
+        norm = RMSNorm(normal(hidden, dtype=DTYPE), 1e-6, False, mixture.input_scales, mixture.reads_unrounded)
+        rows, normed = norm(x), replace(norm, out_scales=None)(x)
+        assert isinstance(rows, Fp8Rows)
+        found = []
+        for read, n_rounded in ((rows, 0 if n_tokens <= 40 else 2), (normed, 1 if n_tokens <= 40 else 2)):
+            rounded_shapes.clear()
+            found.append(mixture(read))
+            assert [shape[1] for shape in rounded_shapes].count(hidden) == n_rounded
+        assert torch.equal(*found)
+        assert found[0].isfinite().all()
 
 
 @pytest.mark.parametrize("scales", ["channels", "blocks"])

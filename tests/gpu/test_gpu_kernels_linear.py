@@ -79,6 +79,11 @@ def check_linear(n_rows: int, n_out: int, n_in: int, dtype: torch.dtype) -> None
     slack = 0.1 if n_rows == 1 else 2.0
     check_close(out, expected, slack=slack)
     assert torch.equal(out, again)
+    wide = poisoned(n_rows, n_out + 16, dtype=dtype)
+    linear(x, weight, wide[:, 8 : n_out + 8])
+    check_close(wide[:, 8 : n_out + 8], expected, slack=slack)
+    assert wide[:, :8].isnan().all()
+    assert wide[:, n_out + 8 :].isnan().all()
 
 
 @pytest.mark.parametrize("n_rows", [1, 5, 1024])

@@ -26,6 +26,7 @@ from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.model_support import MAX_HEADS_PER_KV_HEAD
 from radixkv.runtime.device.ops.cuda import expert_routing as routing
 from radixkv.runtime.device.ops.cuda import (
+    expert_sums,
     fp8_linear,
     int4_linear,
     int4_product,
@@ -197,7 +198,7 @@ def test_products_of_fp8_weights_fit(scales: Fp8Scales, n_rows: int, target: int
         tile = fp8_linear.fp8_tile(n_rows, weight, has_room=SHARED_BYTES[target] >= 160_000)
     kinds = {"x": "*bf16", "weight": "*u8"} if converts else dict.fromkeys(("x", "weight"), "*fp8e4nv")
     kinds |= {"out": "*bf16"} | dict.fromkeys(("x_scales", "scales"), "*fp32")
-    kinds |= dict.fromkeys(("n_x", "n_out", "n_in", "scale_stride", "x_group_stride"), "i32")
+    kinds |= dict.fromkeys(("n_x", "n_out", "n_in", "out_stride", "scale_stride", "x_group_stride"), "i32")
     constants = {
         "ROWS": tile.n_out,
         "X_ROWS": tile.n_rows,
@@ -212,7 +213,7 @@ def test_products_of_fp8_weights_fit(scales: Fp8Scales, n_rows: int, target: int
         target,
         kinds,
         constants,
-        aligned={"x", "weight", "out", "scales", "n_out", "n_in"},
+        aligned={"x", "weight", "out", "scales", "n_out", "n_in", "out_stride"},
         num_warps=tile.n_warps,
     )
     assert taken <= SHARED_BYTES[target], tile
@@ -431,9 +432,10 @@ def test_storing_k_and_v_of_8_bits_compiles(target: int) -> None:
 
 @pytest.mark.parametrize("target", SHARED_BYTES)
 def test_norms_with_weights_in_float32_fit(target: int) -> None:
-    kinds = dict.fromkeys(("x", "residual", "out"), "*bf16") | dict.fromkeys(("weight", "scales"), "*fp32")
+    kinds = dict.fromkeys(("x", "residual", "out", "unrounded"), "*bf16")
+    kinds |= dict.fromkeys(("weight", "scales"), "*fp32")
     kinds |= dict.fromkeys(("x_stride", "residual_stride", "out_stride", "group_stride"), "i32") | {"eps": "fp32"}
-    constants = {"GROUP": 0, "SIZE": 5376, "BLOCK": 8192, "ADDS": True, "ADDS_ONE": False}
+    constants = {"GROUP": 0, "KEEPS": False, "SIZE": 5376, "BLOCK": 8192, "ADDS": True, "ADDS_ONE": False}
     aligned = {*kinds} - {"eps", "group_stride"}
     assert shared_bytes(norm._norm, target, kinds, constants, aligned=aligned, num_warps=16) <= SHARED_BYTES[target]
     kinds = dict.fromkeys(("qkv", "q_out", "k_cache", "v_cache"), "*bf16")
@@ -464,16 +466,22 @@ def test_limits_of_logits_fit(target: int) -> None:
     assert shared_bytes(logit_cap._cap, target, kinds, constants, aligned={"logits"}, num_warps=8) == 0
 
 
+@pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("group", [BLOCK, 4096])
 @pytest.mark.parametrize("target", FP8_TARGETS)
-def test_norms_in_fp8_fit(target: int, group: int) -> None:
-    kinds = dict.fromkeys(("x", "residual", "weight"), "*bf16") | {"out": "*fp8e4nv", "scales": "*fp32"}
+def test_norms_in_fp8_fit(target: int, group: int, keeps: bool) -> None:
+    """Alone, and after the sums of a mixture of experts."""
+    kinds = dict.fromkeys(("x", "residual", "weight", "unrounded"), "*bf16") | {"out": "*fp8e4nv"}
+    kinds |= dict.fromkeys(("products", "expert_weights", "norm_weight"), "*bf16") | {"scales": "*fp32"}
     kinds |= dict.fromkeys(("x_stride", "residual_stride", "out_stride", "group_stride"), "i32") | {"eps": "fp32"}
-    constants = {"GROUP": group, "SIZE": 4096, "BLOCK": 4096, "ADDS": True, "ADDS_ONE": False}
-    taken = shared_bytes(
-        norm._norm, target, kinds, constants, aligned={*kinds} - {"eps", "group_stride"}, num_warps=8
-    )
-    assert taken <= SHARED_BYTES[target]
+    sizes = {"GROUP": group, "KEEPS": keeps, "SIZE": 4096, "BLOCK": 4096, "ADDS_ONE": False}
+    for kernel, constants in (
+        (norm._norm, {"ADDS": True}),
+        (expert_sums._sum_experts, {"N_ACTIVE": 8, "NORMS": True}),
+    ):
+        aligned = {*kinds} & {*kernel.function.arg_names} - {"eps", "group_stride"}
+        taken = shared_bytes(kernel, target, kinds, sizes | constants, aligned=aligned, num_warps=8)
+        assert taken <= SHARED_BYTES[target]
 
 
 @pytest.mark.parametrize("target", SHARED_BYTES)

@@ -26,6 +26,7 @@ from gpu_support import (
 
 from radixkv import LLM, BeamSearchParams
 from radixkv.llm.outputs import RequestOutput
+from support.quantized_checkpoints import save_quantized
 
 DELTA_NETS: Mapping[str, Any] = {
     "linear_num_key_heads": 2,
@@ -72,6 +73,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
     },
 }
+WHOLE_PARTS: Mapping[str, Any] = {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
+"""Each of two ranks has whole blocks of 128."""
 STATE_BYTES = {
     "qwen3.5": 3 * (4 * 128 * 128 * 4 + 3 * 1024 * 2),
     "nemotron-h": 3 * (8 * 128 * 80 * 4 + 3 * (8 * 80 + 2 * 2 * 128) * 2),
@@ -156,16 +159,58 @@ def test_scores_of_two_gpus_are_those_of_the_cpu_up_to_rounding(
     compare_scores(model, {"tensor_parallel_size": 2, **settings}, noise, tmp_path)
 
 
+FP8_CHECKPOINTS = [
+    ("qwen3.5", "fp8 blocks 128", {}),
+    ("qwen3.5", "fp8 blocks 128", {"enforce_eager": True}),
+    ("qwen3.5", "fp8 channels", {}),
+    ("qwen3.5-moe", "fp8 blocks 128", {}),
+    ("qwen3-next", "fp8 blocks 128", {}),
+]
+
+
+@pytest.mark.parametrize(("model", "form", "settings"), FP8_CHECKPOINTS)
+def test_scores_of_fp8_checkpoints_are_those_of_the_dense_matrices(
+    model: str, form: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """As published, with gates of delta nets in 16 bits. Numbers of tokens of steps are no multiples of 4."""
+    save_quantized(tmp_path, form, **{**SHAPE, **MODELS[model]})
+    check_against_cpu(model, tmp_path / "quantized", settings, 40.0, tmp_path / "dense")
+
+
+@two_gpus
+@pytest.mark.parametrize(("model", "form", "settings"), FP8_CHECKPOINTS)
+def test_scores_of_fp8_checkpoints_on_two_gpus(
+    model: str, form: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    save_quantized(tmp_path, form, **{**SHAPE, **MODELS[model], **WHOLE_PARTS})
+    settings = {"tensor_parallel_size": 2, **settings}
+    check_against_cpu(model, tmp_path / "quantized", settings, 40.0, tmp_path / "dense")
+
+
+def test_hits_of_an_fp8_checkpoint_have_the_bits_of_cold_prompts(tmp_path: Path) -> None:
+    save_quantized(tmp_path, "fp8 blocks 128", **{**SHAPE, **MODELS["qwen3.5-moe"]})
+    check_hits_of_chunks(tmp_path / "quantized")
+
+
 def compare_scores(model: str, settings: dict[str, Any], noise: float, tmp_path: Path) -> None:
-    """Prompts in chunks beside answers, and answers in batches, teacher-forced on the CPU in float32."""
+    """Compares a model on the GPU with the CPU."""
     folder = save(tmp_path, **MODELS[model])
+    check_against_cpu(model, folder, settings, noise, folder)
+
+
+def check_against_cpu(model: str, folder: Path, settings: dict[str, Any], noise: float, oracle: Path) -> None:
+    """Prompts in chunks beside answers, and answers in batches, teacher-forced on the CPU in float32."""
     prompts = [random_ids(n, seed=n) for n in (500, 1, 333, 64, 17)]
     with on_gpu(folder, max_num_batched_tokens=200, **settings) as llm:
         outputs = llm.generate(prompts, greedy(24, logprobs=20, prompt_logprobs=20), use_tqdm=False)
-    check_scores(f"{model} {settings}", outputs, folder, noise)
+    check_scores(f"{model} {settings}", outputs, oracle, noise)
 
 
 def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_places(folder: Path) -> None:
+    check_hits_of_chunks(folder)
+
+
+def check_hits_of_chunks(folder: Path) -> None:
     """Then products have as many rows, and blocks the same tokens. Steps of 64 tokens make all chunks so."""
     system = [*random_ids(200, seed=1), END]
     prompts = [[*system, *random_ids(n, seed=n), END, *random_ids(9, seed=n + 1)] for n in (100, 300, 60)]

@@ -16,8 +16,8 @@ from radixkv.runtime.device.ops.base import (
     Linear,
     Mlp,
     Norm,
-    NormReader,
     Operations,
+    RowReader,
 )
 from radixkv.runtime.device.weights.adapter_matrices import adapter_pair
 from radixkv.runtime.device.weights.layer_weights import (
@@ -91,7 +91,7 @@ class LoraOperations:
         """See ``Operations.output``."""
         return self._with_adapters(self._operations.output(weights), weights)
 
-    def norm(self, weights: NormWeights, reader: NormReader | None = None) -> Norm:
+    def norm(self, weights: NormWeights, reader: RowReader | None = None) -> Norm:
         """See ``Operations.norm``. It writes tensors, which products of adapters read."""
         return self._operations.norm(weights)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.ops.base import padded_rows
+
 
 @dataclass(frozen=True)
 class Activations:
@@ -25,13 +27,14 @@ class Activations:
     layer_inputs: Tensor | None = None
     """[tokens, layers, size]: what each layer has beside the residual stream; None: there is nothing."""
     projected: Tensor | None = None
-    """[tokens, inputs]: inputs of the next layer with states; None: there is none."""
+    """[``padded_rows(tokens)``, inputs]: inputs of the next layer with states; None: there is none."""
     read: Tensor | None = None
     """[tokens, value heads * value_dim]: what a layer's tokens have read of its states."""
 
     def first(self, n_tokens: int) -> Activations:
         """Returns views of the first ``n_tokens`` tokens."""
-        return self._each(lambda x: x[:n_tokens])
+        first, projected = self._each(lambda x: x[:n_tokens]), self.projected
+        return first if projected is None else replace(first, projected=projected[: padded_rows(n_tokens)])
 
     def of_tokens(self, indices: Tensor) -> Activations:
         """Returns copies of the activations of some tokens, [n] int32. Outputs of attention are zero."""

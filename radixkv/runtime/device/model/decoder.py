@@ -22,10 +22,12 @@ from radixkv.runtime.device.ops.base import (
     Mlp,
     Norm,
     Operations,
+    RowReader,
     Rows,
     Sequences,
     TokenInputs,
     as_tensor,
+    padded_rows,
 )
 from radixkv.runtime.device.weights.layer_weights import (
     ExpertsWeights,
@@ -119,7 +121,8 @@ class Decoder:
             inputs = empty(n_tokens, config.n_layers, config.layer_inputs.size)
         projected = read = None
         if (recurrent := config.recurrent) is not None:
-            projected, read = empty(n_tokens, recurrent.n_inputs), empty(n_tokens, recurrent.n_values)
+            projected = empty(padded_rows(n_tokens), recurrent.n_inputs)
+            read = empty(n_tokens, recurrent.n_values)
         residual = empty(n_tokens, config.hidden_size)
         return Activations(residual, empty(heads), empty(heads), gate, inputs, projected, read)
 
@@ -326,12 +329,11 @@ class _Layer:
         heads, beside = config.heads[index], weights.experts_beside
         parts = weights.mixer
         mixer: Mixer | None = None
-        reader: Linear | None = None
+        reader: RowReader | None = None
         if isinstance(parts, RecurrentWeights):
             assert config.recurrent is not None, "other models have none"
-            mixer = StateMixer(
-                sorted(config.recurrent.layers).index(index), operations.recurrent_layer(parts, config.recurrent)
-            )
+            reader = layer = operations.recurrent_layer(parts, config.recurrent)
+            mixer = StateMixer(sorted(config.recurrent.layers).index(index), layer)
         elif parts is not None:
             linear = operations.linear(parts.query_key_value)
             reader = linear if parts.output_gate is None else None

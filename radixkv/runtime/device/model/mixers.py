@@ -100,7 +100,8 @@ class StateMixer(Mixer):
 
     def prepare(self, normed: Rows, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
         """See ``Mixer``."""
-        self.layer.project(normed, self._parts(activations)[0])
+        assert activations.projected is not None, "empty_activations allocates them"
+        self.layer.project(normed, activations.projected)
 
     def run(
         self, activations: Activations, pool: LayerCaches, attention: LayerAttention, sequences: Sequences
@@ -116,4 +117,4 @@ class StateMixer(Mixer):
     def _parts(self, activations: Activations) -> tuple[Tensor, Tensor]:
         assert activations.projected is not None, "empty_activations allocates them"
         assert activations.read is not None, "empty_activations allocates them"
-        return activations.projected, activations.read
+        return activations.projected[: len(activations.read)], activations.read

@@ -59,6 +59,12 @@ class RecurrentConfig:
         return 2 * self.n_key_heads * self.key_dim + self.n_value_heads * self.value_dim
 
     @property
+    def group_sizes(self) -> tuple[int, int, int, int]:
+        """Values of a token's query, key, values and output's gate that belong to one key head of a delta net."""
+        n_values = self.n_value_heads // self.n_key_heads * self.value_dim
+        return self.key_dim, self.key_dim, n_values, n_values
+
+    @property
     def n_values(self) -> int:
         """Values of a token."""
         return self.n_value_heads * self.value_dim

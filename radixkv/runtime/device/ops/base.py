@@ -112,6 +112,13 @@ class LayerStates(NamedTuple):
 
 RowScales = Literal["rows", "groups"]
 """What has a scale in rows of FP8: each row, or each 128 values of a row."""
+ROW_UNIT = 4
+"""Rows of FP8 with groups are padded to a multiple of it, as cuBLAS wants them."""
+
+
+def padded_rows(n_rows: int) -> int:
+    """Returns the least multiple of ``ROW_UNIT`` of at least ``n_rows``."""
+    return -(-n_rows // ROW_UNIT) * ROW_UNIT
 
 
 @dataclass(frozen=True)
@@ -120,15 +127,18 @@ class Fp8Rows:
 
     n_rows: int
     values: Tensor
-    """[rows, size] e4m3. With groups further rows make their number a multiple of 4, as cuBLAS wants it."""
+    """[rows, size] e4m3. With groups further rows make their number a multiple of ``ROW_UNIT``."""
     scales: Tensor
     """float32: [rows, 1], or [rows, ceil(size / 128)] stored by columns, with as many rows as ``values``."""
     dtype: torch.dtype
     """Dtype of the activations before they were rounded."""
+    unrounded: Tensor | None = None
+    """[rows, size], contiguous: the rows before they were rounded; None where nothing reads these."""
 
     def part(self, first: int, last: int) -> Fp8Rows:
         """Returns rows ``first`` to ``last``, without the latter, as views."""
-        return Fp8Rows(last - first, self.values[first:last], self.scales[first:last], self.dtype)
+        unrounded = None if self.unrounded is None else self.unrounded[first:last]
+        return Fp8Rows(last - first, self.values[first:last], self.scales[first:last], self.dtype, unrounded)
 
 
 Rows = Tensor | Fp8Rows
@@ -136,9 +146,15 @@ Rows = Tensor | Fp8Rows
 
 
 def as_tensor(rows: Rows) -> Tensor:
-    """Returns rows that were not rounded to FP8."""
-    assert isinstance(rows, Tensor), "a norm writes FP8 only for products that read it"
-    return rows
+    """Returns rows as they are before they are rounded to FP8."""
+    unrounded = rows if isinstance(rows, Tensor) else rows.unrounded
+    assert unrounded is not None, "a norm writes FP8 alone only for products that read nothing else"
+    return unrounded
+
+
+def n_rows_of(rows: Rows) -> int:
+    """Returns the number of rows, without padding."""
+    return len(rows) if isinstance(rows, Tensor) else rows.n_rows
 
 
 def gated(x: Tensor, gate: Tensor) -> Tensor:
@@ -161,6 +177,8 @@ class RmsFields:
     """Whether it multiplies by ``weight + 1``, and rounds only after that."""
     out_scales: RowScales | None = None
     """Scales of its output in FP8; None for an output in the dtype of the weight."""
+    keeps_unrounded: bool = False
+    """Whether an output in FP8 is also written as it was before it was rounded."""
 
 
 class Norm(Protocol):
@@ -180,13 +198,22 @@ class Norm(Protocol):
         return self(residual.add_(x))
 
 
-class NormReader(Protocol):
-    """What reads a norm's output: a matrix product or an MLP."""
+class RowReader(Protocol):
+    """What reads rows that a norm may round to FP8."""
 
     @property
     def input_scales(self) -> RowScales | None:
         """Scales of the rows that it reads in FP8; None if it reads tensors."""
         return None
+
+    @property
+    def reads_unrounded(self) -> bool:
+        """Whether it reads rows in FP8 also as they were before they were rounded."""
+        return False
+
+
+class NormReader(RowReader, Protocol):
+    """What maps a norm's output: a matrix product or an MLP."""
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """Maps [rows, in] to [rows, out], in ``out`` if it is given. ``out`` may not be ``x``."""
@@ -230,14 +257,20 @@ class RotateAndStore(Protocol):
         ...
 
 
-class RecurrentLayer(Protocol):
+class RecurrentLayer(RowReader, Protocol):
     """A gated delta net or a layer of Mamba2, up to the projection of its output.
 
     It has three parts. Only the middle one depends on which tokens belong together, so graphs can have the others.
     """
 
     def project(self, normed: Rows, out: Tensor) -> None:
-        """Computes the layer's inputs, [tokens, ``RecurrentConfig.n_inputs``], of [tokens, hidden]."""
+        """Computes the layer's inputs.
+
+        Args:
+            normed: [tokens, hidden].
+            out: [``padded_rows(tokens)``, ``RecurrentConfig.n_inputs``], contiguous. What is written behind the
+                tokens has no meaning.
+        """
         ...
 
     def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
@@ -317,7 +350,7 @@ class Operations(Protocol):
         """Returns the product that gives logits, of [vocab, hidden]."""
         ...
 
-    def norm(self, weights: NormWeights, reader: NormReader | None = None) -> Norm:
+    def norm(self, weights: NormWeights, reader: RowReader | None = None) -> Norm:
         """Returns a norm of the model's kind.
 
         Args:

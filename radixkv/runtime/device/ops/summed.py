@@ -24,6 +24,7 @@ from radixkv.runtime.device.ops.base import (
     RecurrentLayer,
     RotateAndStore,
     RoutedExperts,
+    RowReader,
     Rows,
     RowScales,
 )
@@ -76,7 +77,7 @@ class SummedOperations:
         """See ``Operations.output``."""
         return self._summed(self._operations.output(weights), next(self._memories))
 
-    def norm(self, weights: NormWeights, reader: NormReader | None = None) -> Norm:
+    def norm(self, weights: NormWeights, reader: RowReader | None = None) -> Norm:
         """See ``Operations.norm``."""
         return self._operations.norm(weights, reader)
 
@@ -136,6 +137,11 @@ class Summed(SummedPart):
     def input_scales(self) -> RowScales | None:
         """See ``ops.base.NormReader``."""
         return self._part.input_scales
+
+    @property
+    def reads_unrounded(self) -> bool:
+        """See ``ops.base.NormReader``."""
+        return self._part.reads_unrounded
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.NormReader``."""

@@ -142,8 +142,8 @@ class RecurrentWeights:
     """Weights of a gated delta net or of Mamba2, which a layer may have in place of attention."""
 
     inputs: LinearWeights
-    """Projections of queries, keys, values, the output's gate, the update's strength and the decay, stacked. Of
-    Mamba2: of the gate, x, B, C and the time step."""
+    """Projections of queries, keys, values, the output's gate, the update's strength and the decay, stacked; the
+    last two may be in ``gates``. Of Mamba2: of the gate, x, B, C and the time step."""
     convolution: Tensor
     """[channels, taps]: of queries, keys and values; the last tap is the token's own. Of Mamba2: of x, B and C."""
     log_decay: Tensor
@@ -156,6 +156,9 @@ class RecurrentWeights:
     """[channels], of Mamba2."""
     skip: Tensor | None = None
     """[value heads] float32: what is added of a token's own value; of Mamba2."""
+    gates: LinearWeights | None = None
+    """Projections of the strength and the decay, stacked, where ``inputs`` are quantized and these are not; None:
+    they are among ``inputs``."""
 
 
 @dataclass(frozen=True)

@@ -104,31 +104,49 @@ class MatrixReader:
 
         It is dequantized or quantized where the files have another format.
         """
-        quantized = self.quantized
 
         def copy(tensors: Sequence[Tensor]) -> None:
             if isinstance(part, Tensor):
                 part.copy_(self._matrix(name, tensors).view(part.shape))
-            elif quantized is None:
-                part.quantize(tensors[0].to(self.dtype))
             else:
-                quantized.copy(name, tensors, part)
+                self._fill_matrix(name, tensors, part)
 
-        if isinstance(part, Tensor) and (quantized is None or name not in quantized):
+        if isinstance(part, Tensor) and (self.quantized is None or name not in self.quantized):
             self.source.fill(name, part)
         else:
             self.source.compute(self._stored(name), copy)
 
-    def fill_interleaved(self, name: str, parts: Sequence[Tensor], n_groups: int) -> None:
-        """Reads a matrix whose rows are groups, each with some rows of each part, into these parts."""
-        sizes = [len(part) // n_groups for part in parts]
+    def fill_interleaved(self, name: str, parts: Sequence[Matrix], n_groups: int) -> None:
+        """Reads a matrix whose rows are groups, each with some rows of each part, into these parts.
 
-        def copy(tensors: Sequence[Tensor]) -> None:
-            groups = self._matrix(name, tensors).view(n_groups, sum(sizes), -1).split(sizes, 1)
-            for part, group in zip(parts, groups, strict=True):
+        All parts have one format. In FP8 with scales of blocks a group has whole blocks of each part.
+        """
+
+        def sort(matrix: Tensor, parts: Sequence[Tensor]) -> None:
+            sizes = [len(part) // n_groups for part in parts]
+            for part, group in zip(parts, matrix.view(n_groups, sum(sizes), -1).split(sizes, 1), strict=True):
                 part.view(group.shape).copy_(group)
 
+        def copy(tensors: Sequence[Tensor]) -> None:
+            if dense := [part for part in parts if isinstance(part, Tensor)]:
+                sort(self._matrix(name, tensors), dense)
+                return
+            fp8 = [part for part in parts if isinstance(part, Fp8Matrix)]
+            whole = Fp8Matrix.allocate(
+                self.shapes[name], scales="blocks" if fp8[0].has_blocks else "channels", device=tensors[0].device
+            )
+            self._fill_matrix(name, tensors, whole)
+            sort(whole.values, [part.values for part in fp8])
+            sort(whole.scales, [part.scales for part in fp8])
+
         self.source.compute(self._stored(name), copy)
+
+    def _fill_matrix(self, name: str, tensors: Sequence[Tensor], out: Fp8Matrix | Int4Matrix) -> None:
+        """Fills a matrix that stays quantized from the tensors that it is stored as."""
+        if self.quantized is None:
+            out.quantize(tensors[0].to(self.dtype))
+        else:
+            self.quantized.copy(name, tensors, out)
 
     def _stacked(self, names: Sequence[str]) -> Tensor:
         """Returns the named tensors concatenated along their first dimension."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.weights.fp8_matrix import QUANTIZING_BYTES, fp8_bytes
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK, QUANTIZING_BYTES, fp8_bytes
 from radixkv.runtime.device.weights.int4_matrix import Int4Groups, int4_bytes
 from radixkv.runtime.device.weights.kv_scales import KVScales
 from radixkv.runtime.device.weights.layer_weights import (
@@ -101,8 +101,8 @@ class Weights:
     def _dense_suffixes(self) -> tuple[str, ...]:
         """Ends of the names of matrices that are not kept quantized.
 
-        The rows of some are sorted in memory. The inputs of delta nets have projections to single values, which the
-        files keep in 16 bits, and which decide how long a state lasts: they are not rounded here either.
+        The rows of some are sorted in memory. Of the inputs of delta nets, the projections to single values decide
+        how long a state lasts. Published FP8 checkpoints keep them in 16 bits, so they are not rounded here either.
         """
         config, names = self.config, self.config.names
         suffixes: tuple[str, ...] = ()
@@ -110,12 +110,17 @@ class Weights:
             projections = names.query, names.key, names.value
             suffixes += tuple(f"{name.rpartition('{layer}')[2]}.weight" for name in projections)
         recurrent = config.recurrent
-        if recurrent is not None and (
-            recurrent.is_fused or self.quantized is None or isinstance(self.kept, Int4Groups)
-        ):
-            suffixes += tuple(f".in_proj_{part}.weight" for part in ("qkvz", "ba", "qkv", "z", "b", "a"))
-            suffixes += (".in_proj.weight",)
-        return suffixes
+        if recurrent is None:
+            return suffixes
+        parts: tuple[str, ...] = ()
+        if isinstance(self.kept, Int4Groups):
+            parts = "_qkvz", "_ba", "_qkv", "_z", "_b", "_a", ""
+        elif recurrent.is_fused:
+            are_whole = self.kept == "channels" or all(size % BLOCK == 0 for size in recurrent.group_sizes)
+            parts = ("_ba",) if are_whole else ("_qkvz", "_ba")
+        elif self.quantized is None:
+            parts = "_b", "_a", ""
+        return suffixes + tuple(f".in_proj{part}.weight" for part in parts)
 
     @property
     def n_bytes(self) -> int:
@@ -352,29 +357,36 @@ class Weights:
                 convolution_bias=self._reader.read(bias) if bias in self._shapes else None,
                 skip=skip,
             )
+        inputs, gates = self._delta_net_inputs(prefix)
         return RecurrentWeights(
-            inputs=self._delta_net_inputs(prefix),
+            inputs=inputs,
             convolution=self._reader.read(f"{prefix}conv1d.weight").squeeze(1),
             log_decay=log_decay,
             decay_bias=decay_bias,
             norm=self._reader.read(f"{prefix}norm.weight"),
+            gates=gates,
         )
 
-    def _delta_net_inputs(self, prefix: str) -> LinearWeights:
-        """Returns the projections of a delta net's inputs in the order of ``RecurrentWeights.inputs``."""
-        config = self.config.recurrent
+    def _delta_net_inputs(self, prefix: str) -> tuple[LinearWeights, LinearWeights | None]:
+        """Returns ``inputs`` and ``gates`` of ``RecurrentWeights``."""
+        config, reader = self.config.recurrent, self._reader
         assert config is not None, "other models have none"
         if not config.is_fused:
-            return self._reader.linear(*(f"{prefix}in_proj_{part}" for part in ("qkv", "z", "b", "a")))
+            parts = [f"{prefix}in_proj_{part}" for part in ("qkv", "z", "b", "a")]
+            names = [f"{part}.weight" for part in parts]
+            if reader.format(names) is None and reader.format(names[:2]) is not None:
+                return reader.linear(*parts[:2]), reader.linear(*parts[2:])
+            return reader.linear(*parts), None
         # In the files each key head has the rows of its queries, keys, values and gates one after the other.
-        n_keys, n_heads = config.n_key_heads * config.key_dim, config.n_value_heads
-        n_values = n_heads * config.value_dim
-        sizes = [n_keys, n_keys, n_values, n_values, n_heads, n_heads]
-        stacked = self._reader.dense(sum(sizes), self.config.hidden_size)
-        parts = stacked.split(sizes)
-        self._reader.fill_interleaved(f"{prefix}in_proj_qkvz.weight", parts[:4], config.n_key_heads)
-        self._reader.fill_interleaved(f"{prefix}in_proj_ba.weight", parts[4:], config.n_key_heads)
-        return LinearWeights(stacked)
+        n_groups, hidden, name = config.n_key_heads, self.config.hidden_size, f"{prefix}in_proj_qkvz.weight"
+        sizes, gate_sizes = [n_groups * size for size in config.group_sizes], [config.n_value_heads] * 2
+        kept = reader.format([name])
+        dense = reader.dense(sum(gate_sizes) if kept else config.n_inputs, hidden)
+        *first, strength, decay = dense.split(gate_sizes if kept else [*sizes, *gate_sizes])
+        inputs = reader.empty((sum(sizes), hidden), kept) if kept else dense
+        reader.fill_interleaved(name, inputs.split(sizes) if kept else first, n_groups)
+        reader.fill_interleaved(f"{prefix}in_proj_ba.weight", (strength, decay), n_groups)
+        return LinearWeights(inputs), LinearWeights(dense) if kept else None
 
     def _gated_attention(self, layer: int) -> tuple[LinearWeights, LinearWeights]:
         """Returns the projection of queries, keys and values, and that of the output's gates.

@@ -16,7 +16,7 @@ from radixkv.errors import CheckpointError, ConfigError
 from radixkv.runtime.device.kv_dtype import FP8
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales, fp8_bytes
-from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, RecurrentWeights
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights
 from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
@@ -24,7 +24,7 @@ from radixkv.runtime.device.weights.weights import Weights
 from radixkv.settings.config import LoadFormat
 from support.cases import covering
 from support.checkpoints import edited_config, edited_tensors, save_checkpoint
-from support.device_support import HYBRIDS, PlainLane
+from support.device_support import PlainLane
 from support.quantized_checkpoints import layer_linears, linears, save_quantized
 
 WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "head_dim": 64}
@@ -213,22 +213,3 @@ def test_calibrated_scales_of_k_and_v_are_allowed_beside_quantized_weights(tmp_p
             config["quantization_config"]["kv_cache_scheme"] = scheme | change
         with pytest.raises(CheckpointError, match="kv_cache_scheme .* is not supported"):
             linears(folder)
-
-
-@pytest.mark.parametrize("name", ["nemotron-h", "nemotron-h-moe", "qwen3.5"])
-def test_inputs_of_layers_with_states_stay_in_16_bits(tmp_path: Path, name: str) -> None:
-    """Among them are the values that decide how long a state lasts. Their outputs are rounded as other matrices."""
-    save_checkpoint(tmp_path, **HYBRIDS[name])
-    checkpoint = resolve(str(tmp_path))
-    with open_weights(
-        checkpoint, load_format="auto", dtype=torch.float32, quantization="fp8", products=["fp8"]
-    ) as weights:
-        layers = [weights.layer(index) for index in range(weights.config.n_layers)]
-    n_states = 0
-    for layer in layers:
-        if isinstance(layer.mixer, RecurrentWeights):
-            assert isinstance(layer.mixer.inputs.weight, torch.Tensor)
-            assert layer.output is not None
-            assert isinstance(layer.output.weight, Fp8Matrix)
-            n_states += 1
-    assert n_states > 0

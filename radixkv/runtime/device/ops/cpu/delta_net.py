@@ -34,6 +34,7 @@ class GatedDeltaNet(base.RecurrentLayer):
     """
 
     def __init__(self, weights: RecurrentWeights, config: RecurrentConfig, tiles: RowTiles, eps: float) -> None:
+        assert weights.gates is None, "the CPU has no quantized matrices"
         self._config = config
         self._inputs = Linear(weights.inputs, tiles)
         self._taps = weights.convolution.float().unbind(1)
@@ -44,7 +45,8 @@ class GatedDeltaNet(base.RecurrentLayer):
 
     def project(self, normed: Rows, out: Tensor) -> None:
         """See ``ops.base.RecurrentLayer``."""
-        self._inputs(as_tensor(normed), out)
+        normed = as_tensor(normed)
+        self._inputs(normed, out[: len(normed)])
 
     def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
         """See ``ops.base.RecurrentLayer``."""

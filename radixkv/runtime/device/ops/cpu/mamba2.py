@@ -42,7 +42,8 @@ class Mamba2(base.RecurrentLayer):
 
     def project(self, normed: Rows, out: Tensor) -> None:
         """See ``ops.base.RecurrentLayer``."""
-        self._inputs(as_tensor(normed), out)
+        normed = as_tensor(normed)
+        self._inputs(normed, out[: len(normed)])
 
     def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
         """See ``ops.base.RecurrentLayer``."""

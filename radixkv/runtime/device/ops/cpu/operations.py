@@ -76,7 +76,7 @@ class CpuOperations:
         """See ``Operations.head``."""
         return self.linear(weights)
 
-    def norm(self, weights: NormWeights, reader: base.NormReader | None = None) -> RMSNorm | LayerNorm:
+    def norm(self, weights: NormWeights, reader: base.RowReader | None = None) -> RMSNorm | LayerNorm:
         """See ``Operations.norm``."""
         if weights.bias is not None:
             return LayerNorm(weights.weight, weights.bias, self._config.norm_eps)

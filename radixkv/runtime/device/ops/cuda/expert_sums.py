@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.ops.base import RmsFields, Rows
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
-from radixkv.runtime.device.ops.cuda.fp8_rows import output_of, scale_group, store_row
+from radixkv.runtime.device.ops.cuda.fp8_rows import keeps_unrounded, output_of, scale_group, store_row
 from radixkv.runtime.device.ops.cuda.norm import normed_row
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
@@ -44,6 +44,7 @@ def sum_experts(
         0.0 if norm is None else norm.eps,
         *output_of(out),
         GROUP=scale_group(out, block),
+        KEEPS=keeps_unrounded(out),
         SIZE=size,
         BLOCK=block,
         N_ACTIVE=n_active,
@@ -66,7 +67,9 @@ def _sum_experts(
     out_stride: tl.tensor,
     scales: tl.tensor,
     group_stride: tl.tensor,
+    unrounded: tl.tensor,
     GROUP: tl.constexpr,
+    KEEPS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     N_ACTIVE: tl.constexpr,
@@ -93,4 +96,4 @@ def _sum_experts(
         value = (value.to(tl.float32) + tl.load(target, is_column, 0.0).to(tl.float32)).to(value.dtype)
         tl.store(target, value, is_column)
         value = normed_row(value, scale, eps, SIZE, ADDS_ONE)
-    store_row(value, token, SIZE, out, out_stride, scales, group_stride, BLOCK, GROUP)
+    store_row(value, token, SIZE, out, out_stride, scales, group_stride, unrounded, BLOCK, GROUP, KEEPS)

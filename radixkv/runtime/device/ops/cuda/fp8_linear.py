@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -31,7 +32,7 @@ class Fp8Tile:
     """Steps of the loop in flight."""
 
 
-def fp8_linear(x: Fp8Rows, weight: Fp8Matrix) -> Tensor:
+def fp8_linear(x: Fp8Rows, weight: Fp8Matrix, out: Tensor | None = None) -> Tensor:
     """Returns ``x @ weight.T``, [rows, out], in the dtype of ``x``, with the same bits every time.
 
     Products are summed as the tensor cores of FP8 do, which on Hopper keep fewer bits than float32. Of float16,
@@ -40,10 +41,14 @@ def fp8_linear(x: Fp8Rows, weight: Fp8Matrix) -> Tensor:
     Args:
         x: [rows, in], with a scale for each 128 values if the matrix has blocks.
         weight: [out, in].
+        out: memory for it, [rows, out], whose first rows are returned; they may be strided. Where it has a row for
+            each of ``x.values``, padding may be written too, and no product is copied. None allocates it.
     """
     if _is_scaled_faster(x.n_rows, weight, on_hopper=is_hopper(weight.values)):
-        return _multiply_scaled(x, weight)
-    out = torch.empty(x.n_rows, len(weight), dtype=x.dtype, device=x.values.device)
+        return _multiply_scaled(x, weight, out)
+    if out is None:
+        out = torch.empty(x.n_rows, len(weight), dtype=x.dtype, device=x.values.device)
+    out = out[: x.n_rows]
     tile = fp8_tile(x.n_rows, weight, has_room=has_much_shared_memory(out))
     multiply_fp8(x.values[: x.n_rows], x.scales, weight, out, tile)
     return out
@@ -86,18 +91,36 @@ def weight_only_tile(n_rows: int) -> Fp8Tile:
     return Fp8Tile(64, 16, 128) if n_rows <= 16 else Fp8Tile(64, 64, 64, n_stages=3)
 
 
-def _multiply_scaled(x: Fp8Rows, weight: Fp8Matrix) -> Tensor:
+def _multiply_scaled(x: Fp8Rows, weight: Fp8Matrix, out: Tensor | None) -> Tensor:
     scales = weight.scales.t() if weight.has_blocks else weight.scales[None, :]
-    # torch gives bfloat16 only where channels have scales.
-    product = torch._scaled_mm(
+    multiply = partial(
+        torch._scaled_mm,
         x.values,
         weight.values.t(),
         x.scales,
         scales,
-        out_dtype=torch.bfloat16,
+        out_dtype=torch.bfloat16,  # torch gives nothing else where channels have scales
         use_fast_accum=not weight.has_blocks,
     )
-    return product[: x.n_rows].to(x.dtype)
+    if out is None:
+        return multiply()[: x.n_rows].to(x.dtype)
+    whole = out[: len(x.values)]
+    if weight.has_blocks and takes_product(whole, len(x.values)):
+        multiply(out=whole)
+    else:
+        out[: x.n_rows].copy_(multiply()[: x.n_rows])
+    return out[: x.n_rows]
+
+
+def takes_product(out: Tensor, n_rows: int) -> bool:
+    """Returns whether cuBLAS can write a product of blocks straight to memory.
+
+    Args:
+        out: the memory, [rows, out]; rows may be strided.
+        n_rows: of the product, padding included.
+    """
+    is_aligned = out.data_ptr() % 16 == out.stride(0) * out.itemsize % 16 == 0
+    return len(out) == n_rows and out.dtype == torch.bfloat16 and out.stride(1) == 1 and is_aligned
 
 
 def multiply_fp8(x: Tensor, x_scales: Tensor | None, weight: Fp8Matrix, out: Tensor, tile: Fp8Tile) -> None:
@@ -107,7 +130,7 @@ def multiply_fp8(x: Tensor, x_scales: Tensor | None, weight: Fp8Matrix, out: Ten
         x: [rows, in], contiguous; e4m3, or 16 bits to convert the matrix instead, as a GPU without FP8 must.
         x_scales: of ``Fp8Rows``; None if ``x`` has 16 bits.
         weight: [out, in], contiguous.
-        out: [rows, out], contiguous.
+        out: [rows, out]; rows may be strided.
         tile: of a program.
     """
     n_out, n_in = weight.values.shape
@@ -121,6 +144,7 @@ def multiply_fp8(x: Tensor, x_scales: Tensor | None, weight: Fp8Matrix, out: Ten
         len(x),
         n_out,
         n_in,
+        out.stride(0),
         weight.scales.stride(0) if has_blocks else 0,
         0 if x_scales is None else x_scales.stride(1),
         ROWS=tile.n_out,
@@ -146,6 +170,7 @@ def _multiply_fp8(
     n_x: tl.tensor,
     n_out: tl.tensor,
     n_in: tl.tensor,
+    out_stride: tl.tensor,
     scale_stride: tl.tensor,
     x_group_stride: tl.tensor,
     ROWS: tl.constexpr,
@@ -198,7 +223,7 @@ def _multiply_fp8(
         if not CONVERTS:
             sums *= tl.load(x_scales + x_row, x_row < n_x, 0.0)[None, :]
     is_stored = (row < n_out)[:, None] & (x_row < n_x)[None, :]
-    tl.store(out + x_row[None, :] * n_out + row[:, None], sums.to(out.dtype.element_ty), is_stored)
+    tl.store(out + x_row[None, :] * out_stride + row[:, None], sums.to(out.dtype.element_ty), is_stored)
 
 
 @triton.jit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -9,12 +11,11 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX
-from radixkv.runtime.device.ops.base import Fp8Rows, Rows, RowScales
+from radixkv.runtime.device.ops.base import Fp8Rows, RmsFields, Rows, RowScales, padded_rows
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
 
-_ROW_UNIT = 4
 _LARGEST = tl.constexpr(FP8_MAX)
 _SMALLEST = tl.constexpr(1e-10)
 """The least maximum that a scale is computed from, so that zeros have a scale."""
@@ -25,14 +26,23 @@ def row_scales(weight: Fp8Matrix) -> RowScales:
     return "groups" if weight.has_blocks else "rows"
 
 
-def new_rows(like: Tensor, scales: RowScales | None) -> Rows:
+def new_rows(like: Tensor, scales: RowScales | None, *, keeps_unrounded: bool = False) -> Rows:
     """Allocates rows of the shape of ``like``, [rows, size].
 
     Args:
         like: of the dtype that is computed.
         scales: of rows in FP8; None for a tensor of that dtype.
+        keeps_unrounded: whether rows in FP8 are kept as they were before, too.
     """
-    return torch.empty_like(like) if scales is None else _new_fp8_rows(like, like.shape[1], scales)
+    if scales is None:
+        return torch.empty_like(like)
+    rows = _new_fp8_rows(like, like.shape[1], scales)
+    return replace(rows, unrounded=like.new_empty(like.shape)) if keeps_unrounded else rows
+
+
+def rows_of(norm: RmsFields, like: Tensor) -> Rows:
+    """Allocates the output of a norm of rows of the shape of ``like``, [rows, size]."""
+    return new_rows(like, norm.out_scales, keeps_unrounded=norm.keeps_unrounded)
 
 
 def quantize_rows(x: Tensor, scales: RowScales) -> Fp8Rows:
@@ -58,7 +68,7 @@ def silu_and_multiply_to_fp8(gate_up: Tensor, scales: RowScales) -> Fp8Rows:
 def _new_fp8_rows(like: Tensor, size: int, scales: RowScales) -> Fp8Rows:
     n_rows, n_padded, n_groups = len(like), len(like), 1
     if scales == "groups":
-        n_padded, n_groups = -(-n_rows // _ROW_UNIT) * _ROW_UNIT, -(-size // BLOCK)
+        n_padded, n_groups = padded_rows(n_rows), -(-size // BLOCK)
     return Fp8Rows(
         n_rows,
         torch.empty(n_padded, size, dtype=FP8, device=like.device),
@@ -76,6 +86,7 @@ def _quantized(x: Tensor, size: int, scales: RowScales, *, is_gated: bool) -> Fp
         size,
         *output_of(rows),
         GROUP=scale_group(rows, block),
+        KEEPS=False,
         BLOCK=block,
         GATED=is_gated,
         num_warps=warps_for(block),
@@ -84,15 +95,16 @@ def _quantized(x: Tensor, size: int, scales: RowScales, *, is_gated: bool) -> Fp
     return rows
 
 
-def output_of(rows: Rows) -> tuple[Tensor, int, Tensor, int]:
-    """Returns out, its stride, scales and their group stride, for a kernel that stores rows by ``store_row``.
+def output_of(rows: Rows) -> tuple[Tensor, int, Tensor, int, Tensor]:
+    """Returns where a kernel stores rows by ``store_row``: out, its stride, scales, their group stride, unrounded.
 
     Args:
         rows: [rows, size], where they are stored.
     """
     if isinstance(rows, Tensor):
-        return rows, rows.stride(0), rows, 0
-    return rows.values, rows.values.stride(0), rows.scales, rows.scales.stride(1)
+        return rows, rows.stride(0), rows, 0, rows
+    unrounded = rows.values if rows.unrounded is None else rows.unrounded
+    return rows.values, rows.values.stride(0), rows.scales, rows.scales.stride(1), unrounded
 
 
 def scale_group(rows: Rows, block: int) -> int:
@@ -107,6 +119,11 @@ def scale_group(rows: Rows, block: int) -> int:
     return block if rows.scales.shape[1] == 1 else BLOCK
 
 
+def keeps_unrounded(rows: Rows) -> bool:
+    """Returns the constant ``KEEPS`` of such a kernel: whether rows in FP8 are also stored as they were before."""
+    return not isinstance(rows, Tensor) and rows.unrounded is not None
+
+
 @CachedKernel
 @triton.jit(do_not_specialize=["group_stride"])
 def _quantize(
@@ -117,7 +134,9 @@ def _quantize(
     out_stride: tl.tensor,
     scales: tl.tensor,
     group_stride: tl.tensor,
+    unrounded: tl.tensor,
     GROUP: tl.constexpr,
+    KEEPS: tl.constexpr,
     BLOCK: tl.constexpr,
     GATED: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -131,7 +150,7 @@ def _quantize(
     value = tl.load(source, columns < size, 0.0).to(tl.float32)
     if GATED:
         value = value / (1.0 + tl.exp(-value)) * tl.load(source + size, columns < size, 0.0).to(tl.float32)
-    store_row(value, row, size, out, out_stride, scales, group_stride, BLOCK, GROUP)
+    store_row(value, row, size, out, out_stride, scales, group_stride, unrounded, BLOCK, GROUP, KEEPS)
 
 
 @triton.jit
@@ -143,12 +162,15 @@ def store_row(
     out_stride: tl.tensor,
     scales: tl.tensor,
     group_stride: tl.tensor,
+    unrounded: tl.tensor,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
+    KEEPS: tl.constexpr,
 ) -> None:
     """Stores a row of ``BLOCK`` values, the first ``size`` of which count; in FP8 if ``GROUP`` values have a scale.
 
-    See ``output_of`` for the other arguments. ``GROUP`` is 0 for rows that are not rounded to FP8.
+    See ``output_of`` for the other arguments. ``GROUP`` is 0 for rows that are not rounded to FP8. With ``KEEPS``
+    the row is also stored as it was before, without gaps between rows.
     """
     columns = tl.arange(0, BLOCK)
     if GROUP == 0:
@@ -163,3 +185,5 @@ def store_row(
         tl.store(out + row * out_stride + columns, rounded.to(out.dtype.element_ty), columns < size)
         group = tl.arange(0, BLOCK // GROUP)
         tl.store(scales + row + group * group_stride, scale, group * GROUP < size)
+        if KEEPS:
+            tl.store(unrounded + row * size + columns, value.to(unrounded.dtype.element_ty), columns < size)

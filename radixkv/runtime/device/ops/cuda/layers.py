@@ -19,9 +19,9 @@ from radixkv.runtime.device.ops.base import Norm, RmsFields, Rows, RowScales, as
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply, square_positive
 from radixkv.runtime.device.ops.cuda.fp8_linear import fp8_linear, multiply_fp8, weight_only_tile
 from radixkv.runtime.device.ops.cuda.fp8_rows import (
-    new_rows,
     quantize_rows,
     row_scales,
+    rows_of,
     silu_and_multiply_to_fp8,
 )
 from radixkv.runtime.device.ops.cuda.int4_linear import MAX_ROWS, int4_linear, int4_tile
@@ -37,13 +37,13 @@ class RMSNorm(RmsFields, Norm):
 
     def __call__(self, x: Tensor) -> Rows:
         """See ``ops.base.Norm``."""
-        out = new_rows(x, self.out_scales)
+        out = rows_of(self, x)
         rms_norm(x, self, out)
         return out
 
     def add(self, x: Tensor, residual: Tensor) -> Rows:
         """See ``ops.base.Norm``."""
-        out = new_rows(residual, self.out_scales)
+        out = rows_of(self, residual)
         rms_norm(x, self, out, residual)
         return out
 
@@ -104,7 +104,7 @@ class Linear(CudaLinear):
         fields = norm.fused
         if self.bias is not None or fields is None or fields.adds_one:
             return norm.add(self(x), residual)
-        out = new_rows(residual, fields.out_scales)
+        out = rows_of(fields, residual)
         add_linear_and_norm(as_tensor(x), self.weight, residual, fields, out)
         return out
 
@@ -129,14 +129,12 @@ class Fp8Linear(CudaLinear):
     """False where the GPU has no FP8: the matrix is then converted while it is read."""
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
-        """See ``ops.base.Linear``."""
+        """See ``ops.base.Linear``. Rows of ``out`` may be strided, and it may have some for the padding of rows."""
         if self.rounds_input:
             rows = quantize_rows(x, row_scales(self.weight)) if isinstance(x, Tensor) else x
-            product = self._with_bias(fp8_linear(rows, self.weight))
-            return product if out is None else out.copy_(product)
+            return self._with_bias(fp8_linear(rows, self.weight, out))
         x = as_tensor(x)
-        if out is None:
-            out = x.new_empty(len(x), len(self.weight))
+        out = x.new_empty(len(x), len(self.weight)) if out is None else out[: len(x)]
         multiply_fp8(x, None, self.weight, out, weight_only_tile(len(x)))
         return self._with_bias(out)
 

@@ -52,11 +52,11 @@ def linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
     Args:
         x: [rows, in], contiguous.
         weight: [out, in], contiguous.
-        out: [rows, out], contiguous.
+        out: [rows, out]; rows may be strided.
     """
     if len(x) == 1:
         multiply_vector(x, weight, out, vector_tile(weight.shape[1]))
-    elif _is_thin_faster(x, weight):
+    elif _is_thin_faster(x, weight) and out.is_contiguous():
         multiply_thin(x, weight, out, thin_tile(len(weight), has_room=has_much_shared_memory(x)))
     else:
         torch.mm(x, weight.t(), out=out)

@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.ops.base import RmsFields, Rows
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
-from radixkv.runtime.device.ops.cuda.fp8_rows import output_of, scale_group, store_row
+from radixkv.runtime.device.ops.cuda.fp8_rows import keeps_unrounded, output_of, scale_group, store_row
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
 
@@ -36,6 +36,7 @@ def rms_norm(x: Tensor, norm: RmsFields, out: Rows, residual: Tensor | None = No
         norm.eps,
         *output_of(out),
         GROUP=scale_group(out, block),
+        KEEPS=keeps_unrounded(out),
         SIZE=size,
         BLOCK=block,
         ADDS=residual is not None,
@@ -58,7 +59,9 @@ def _norm(
     out_stride: tl.tensor,
     scales: tl.tensor,
     group_stride: tl.tensor,
+    unrounded: tl.tensor,
     GROUP: tl.constexpr,
+    KEEPS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ADDS: tl.constexpr,
@@ -78,7 +81,7 @@ def _norm(
         value = (value.to(tl.float32) + tl.load(target, is_column, 0.0).to(tl.float32)).to(value.dtype)
         tl.store(target, value, is_column)
     normed = normed_row(value, scale, eps, SIZE, ADDS_ONE)
-    store_row(normed, row, SIZE, out, out_stride, scales, group_stride, BLOCK, GROUP)
+    store_row(normed, row, SIZE, out, out_stride, scales, group_stride, unrounded, BLOCK, GROUP, KEEPS)
 
 
 @triton.jit

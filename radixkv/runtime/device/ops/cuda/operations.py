@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,11 +17,11 @@ from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import Norm, Rows, as_tensor
+from radixkv.runtime.device.ops.base import Norm, Rows, RowScales, as_tensor
 from radixkv.runtime.device.ops.cuda.delta_net.layer import GatedDeltaNet
 from radixkv.runtime.device.ops.cuda.expert_routing import SigmoidScores, route
 from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
-from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows, quantize_rows, row_scales
+from radixkv.runtime.device.ops.cuda.fp8_rows import quantize_rows, row_scales, rows_of
 from radixkv.runtime.device.ops.cuda.grouped_linear import ExpertActivation, grouped_linear, grouped_tile
 from radixkv.runtime.device.ops.cuda.layers import (
     CudaLinear,
@@ -43,6 +44,7 @@ from radixkv.runtime.device.weights.layer_weights import (
     ExpertsWeights,
     LayerInputWeights,
     LinearWeights,
+    Matrix,
     MlpWeights,
     NormWeights,
     RecurrentWeights,
@@ -93,12 +95,12 @@ class CudaOperations:
         """See ``Operations.head``."""
         return self.linear(weights)
 
-    def norm(self, weights: NormWeights, reader: base.NormReader | None = None) -> RMSNorm | LayerNorm:
+    def norm(self, weights: NormWeights, reader: base.RowReader | None = None) -> RMSNorm | LayerNorm:
         """See ``Operations.norm``."""
         if weights.bias is not None:
             return LayerNorm(weights.weight, weights.bias, self._config.norm_eps)
-        scales = None if reader is None else reader.input_scales
-        return RMSNorm(weights.weight, self._config.norm_eps, self._adds_one, scales)
+        fields = weights.weight, self._config.norm_eps, self._adds_one
+        return RMSNorm(*fields) if reader is None else RMSNorm(*fields, reader.input_scales, reader.reads_unrounded)
 
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
@@ -109,7 +111,8 @@ class CudaOperations:
         inputs, eps = self.linear(weights.inputs), self._config.norm_eps
         if config.mamba2 is not None:
             return Mamba2(weights, inputs, config, config.mamba2, eps)
-        return GatedDeltaNet(weights, inputs, config, eps)
+        gates = None if weights.gates is None else self.linear(weights.gates)
+        return GatedDeltaNet(weights, inputs, config, eps, gates)
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         """See ``Operations.gated``."""
@@ -203,12 +206,16 @@ class SharedExpert:
     weight: base.Linear | None
     """None: by nothing."""
 
-    def add(self, x: Tensor, sums: Tensor) -> None:
-        """Adds the output for ``x`` to ``sums``; both are [tokens, hidden]."""
+    def add(self, x: Rows, sums: Tensor) -> None:
+        """Adds the output for ``x`` to ``sums``; both are [tokens, hidden].
+
+        Rows in FP8 have the scales of the experts, whose format the shared one's matrices have, or 16 bits.
+        """
+        computed = self.mlp(as_tensor(x) if self.mlp.input_scales is None else x)
         if self.weight is None:
-            sums.add_(self.mlp(x))
+            sums.add_(computed)
             return
-        multiply_by_sigmoid(self.mlp(x), self.weight(x), sums, adds=True)
+        multiply_by_sigmoid(computed, self.weight(as_tensor(x)), sums, adds=True)
 
 
 @dataclass(frozen=True)
@@ -233,42 +240,62 @@ class Experts(base.Mlp, base.RoutedExperts):
     """[experts]: what the weights of the experts are multiplied by, after they are normalised."""
     chunk_tokens: int = CHUNK_TOKENS
 
+    @property
+    def input_scales(self) -> RowScales | None:
+        """See ``ops.base.RowReader``."""
+        return row_scales(self.gate_up.weight) if isinstance(self.gate_up.weight, Fp8Matrix) else None
+
+    @property
+    def reads_unrounded(self) -> bool:
+        """See ``ops.base.RowReader``. The router does."""
+        return True
+
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Mlp``."""
-        return self.mixed(as_tensor(x), as_tensor(x), out)
+        return self._mixed(x, as_tensor(x), out)
 
     def mixed(self, x: Tensor, routed: Tensor, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.RoutedExperts``."""
-        out = torch.empty_like(x) if out is None else out
-        for rows, read, sums in zip(
-            *(torch.split(each, self.chunk_tokens) for each in (x, routed, out)), strict=True
-        ):
+        return self._mixed(x, routed, out)
+
+    def _mixed(self, x: Rows, routed: Tensor, out: Tensor | None) -> Tensor:
+        out = torch.empty_like(as_tensor(x)) if out is None else out
+        parts = self._chunks(x), routed.split(self.chunk_tokens), out.split(self.chunk_tokens)
+        for rows, read, sums in zip(*parts, strict=True):
             sum_experts(*self._products(rows, read), sums)
             if self.shared is not None:
                 self.shared.add(rows, sums)
         return out
+
+    def _chunks(self, x: Rows) -> Sequence[Rows]:
+        """Returns the rows of each chunk, in FP8 if experts read that. Those of several are rounded one by one."""
+        unrounded = as_tensor(x)
+        if len(unrounded) <= self.chunk_tokens:
+            return [_rounded_for(self.gate_up.weight, x)]
+        return [_rounded_for(self.gate_up.weight, one) for one in unrounded.split(self.chunk_tokens)]
 
     def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
         """See ``ops.base.Mlp``."""
         fields = norm.fused
         if fields is None or self.shared is not None:
             return norm.add(self(x), residual)
-        out = new_rows(residual, fields.out_scales)
-        for first in range(0, len(residual), self.chunk_tokens):
+        out = rows_of(fields, residual)
+        for index, rows in enumerate(self._chunks(x)):
+            first = index * self.chunk_tokens
             last = min(first + self.chunk_tokens, len(residual))
-            rows = as_tensor(x)[first:last]
-            products, expert_weights = self._products(rows, rows)
+            products, expert_weights = self._products(rows, as_tensor(rows))
             some = out[first:last] if isinstance(out, Tensor) else out.part(first, last)
             sum_experts(products, expert_weights, some, residual[first:last], fields)
         return out
 
-    def _products(self, x: Tensor, routed: Tensor) -> tuple[Tensor, Tensor]:
+    def _products(self, rows: Rows, routed: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the outputs of each token's experts, [tokens * active, hidden], and their weights.
 
-        Takes what ``mixed`` takes.
+        Args:
+            rows: [tokens, hidden], in FP8 if experts read that.
+            routed: [tokens, hidden], what the router reads.
         """
-        gate_up, down = self.gate_up.weight, self.down.weight
-        assert not isinstance(gate_up, Int4Matrix), "experts in 4 bits are dequantized"
+        x, down = as_tensor(rows), self.down.weight
         assert not isinstance(down, Int4Matrix), "experts in 4 bits are dequantized"
         values = down.values if isinstance(down, Fp8Matrix) else down
         n_experts, hidden, n_inner = values.shape
@@ -290,7 +317,7 @@ class Experts(base.Mlp, base.RoutedExperts):
             scales=self.scales,
         )
         gated, products = x.new_empty(n_pairs, n_inner), x.new_empty(n_pairs, hidden)
-        grouped_linear(_rounded_for(gate_up, x), self.gate_up, routing, tile, gated, self.activation)
+        grouped_linear(rows, self.gate_up, routing, tile, gated, self.activation)
         grouped_linear(_rounded_for(down, gated), self.down, routing, tile, products)
         return products, routing.expert_weights
 
@@ -330,6 +357,9 @@ class LayerInput(base.LayerInput):
         return as_tensor(self.norm(self.output(gated)))
 
 
-def _rounded_for(weight: Tensor | Fp8Matrix, x: Tensor) -> Rows:
-    """Returns ``x`` as a product with ``weight`` takes it: in FP8 if that is."""
-    return quantize_rows(x, row_scales(weight)) if isinstance(weight, Fp8Matrix) else x
+def _rounded_for(weight: Matrix, x: Rows) -> Rows:
+    """Returns ``x`` as a product with ``weight`` takes it: in FP8 if that is, beside what it was before."""
+    assert not isinstance(weight, Int4Matrix), "experts in 4 bits are dequantized"
+    if isinstance(x, Tensor) and isinstance(weight, Fp8Matrix):
+        return replace(quantize_rows(x, row_scales(weight)), unrounded=x)
+    return x

@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.ops.base import RmsFields, Rows
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
-from radixkv.runtime.device.ops.cuda.fp8_rows import output_of, scale_group, store_row
+from radixkv.runtime.device.ops.cuda.fp8_rows import keeps_unrounded, output_of, scale_group, store_row
 from radixkv.runtime.device.ops.cuda.norm import normed_row
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
@@ -95,6 +95,7 @@ def sum_parts(
         meeting.rank,
         n_rows,
         GROUP=scale_group(out, block),
+        KEEPS=keeps_unrounded(out),
         SIZE=size,
         BLOCK=block,
         N_RANKS=meeting.n_ranks,
@@ -177,6 +178,7 @@ def _sum_parts(
     out_stride: tl.tensor,
     scales: tl.tensor,
     group_stride: tl.tensor,
+    unrounded: tl.tensor,
     parts: tl.tensor,
     flags: tl.tensor,
     counts: tl.tensor,
@@ -184,6 +186,7 @@ def _sum_parts(
     rank: tl.tensor,
     n_rows: tl.tensor,
     GROUP: tl.constexpr,
+    KEEPS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     N_RANKS: tl.constexpr,
@@ -222,7 +225,7 @@ def _sum_parts(
             value = (value.to(tl.float32) + tl.load(target, is_column, 0.0).to(tl.float32)).to(dtype)
             tl.store(target, value, is_column)
             value = normed_row(value, scale, eps, SIZE, ADDS_ONE)
-        store_row(value, row, SIZE, out, out_stride, scales, group_stride, BLOCK, GROUP)
+        store_row(value, row, SIZE, out, out_stride, scales, group_stride, unrounded, BLOCK, GROUP, KEEPS)
 
 
 @triton.jit

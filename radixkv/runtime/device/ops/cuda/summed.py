@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.ops.base import Fp8Rows, Norm, NormReader, RoutedExperts, Rows, RowScales
+from radixkv.runtime.device.ops.base import Norm, NormReader, RoutedExperts, Rows, RowScales, n_rows_of
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
-from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows
+from radixkv.runtime.device.ops.cuda.fp8_rows import rows_of
 from radixkv.runtime.device.ops.summed import PartMemory, SummedPart
 
 
@@ -30,9 +30,14 @@ class CudaSummed(SummedPart):
         """See ``ops.base.NormReader``."""
         return self._part.input_scales
 
+    @property
+    def reads_unrounded(self) -> bool:
+        """See ``ops.base.NormReader``."""
+        return self._part.reads_unrounded
+
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.NormReader``."""
-        part = self._compute(x, x.n_rows if isinstance(x, Fp8Rows) else len(x))
+        part = self._compute(x, n_rows_of(x))
         if out is None:
             out = part.new_empty(part.shape)
         self._collectives.sum_parts(self._memory, out)
@@ -44,7 +49,7 @@ class CudaSummed(SummedPart):
         if fields is None:
             return norm.add(self(x), residual)
         self._compute(x, len(residual))
-        out = new_rows(residual, fields.out_scales)
+        out = rows_of(fields, residual)
         self._collectives.sum_parts(self._memory, out, residual, fields)
         return out
 

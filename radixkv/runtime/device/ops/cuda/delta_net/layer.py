@@ -8,7 +8,15 @@ from torch import Tensor
 
 from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import DeviceSequences, LayerStates, Rows, Sequences
+from radixkv.runtime.device.ops.base import (
+    DeviceSequences,
+    LayerStates,
+    Rows,
+    RowScales,
+    Sequences,
+    as_tensor,
+    n_rows_of,
+)
 from radixkv.runtime.device.ops.cuda.delta_net.blocks import block_parts
 from radixkv.runtime.device.ops.cuda.delta_net.convolution import convolve
 from radixkv.runtime.device.ops.cuda.delta_net.gated_norm import gated_norm
@@ -31,10 +39,27 @@ class GatedDeltaNet(base.RecurrentLayer):
     config: RecurrentConfig
     eps: float
     """Of the norm of its output."""
+    gates: base.Linear | None = None
+    """Of ``RecurrentWeights.gates``: what ``inputs`` leaves out."""
+
+    @property
+    def input_scales(self) -> RowScales | None:
+        """See ``ops.base.RowReader``."""
+        return self.inputs.input_scales
+
+    @property
+    def reads_unrounded(self) -> bool:
+        """See ``ops.base.RowReader``."""
+        return self.gates is not None
 
     def project(self, normed: Rows, out: Tensor) -> None:
         """See ``ops.base.RecurrentLayer``."""
-        self.inputs(normed, out)
+        if self.gates is None:
+            self.inputs(normed, out[: n_rows_of(normed)])
+            return
+        n_inputs = self.config.n_channels + self.config.n_values
+        self.inputs(normed, out[:, :n_inputs])
+        self.gates(as_tensor(normed), out[: n_rows_of(normed), n_inputs:])
 
     def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
         """See ``ops.base.RecurrentLayer``."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.model_config.states import Mamba2Config, RecurrentConfig
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import DeviceSequences, LayerStates, Rows, Sequences
+from radixkv.runtime.device.ops.base import DeviceSequences, LayerStates, Rows, Sequences, n_rows_of
 from radixkv.runtime.device.ops.cuda.delta_net.convolution import convolve
 from radixkv.runtime.device.ops.cuda.mamba2.blocks import block_parts
 from radixkv.runtime.device.ops.cuda.mamba2.gated_norm import gated_group_norm
@@ -36,7 +36,7 @@ class Mamba2(base.RecurrentLayer):
 
     def project(self, normed: Rows, out: Tensor) -> None:
         """See ``ops.base.RecurrentLayer``."""
-        self.inputs(normed, out)
+        self.inputs(normed, out[: n_rows_of(normed)])
 
     def scan(self, projected: Tensor, sequences: Sequences, states: LayerStates, out: Tensor) -> None:
         """See ``ops.base.RecurrentLayer``."""
