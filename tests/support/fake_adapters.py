@@ -23,6 +23,9 @@ class FakeRead:
         assert self.digest not in self.sizes, "put twice"
         self.sizes[self.digest] = self.n_bytes
 
+    def discard(self) -> None:
+        assert self.digest in self.sizes, "discarded, and no other has the digest"
+
 
 @dataclass
 class FakeDeviceAdapters:

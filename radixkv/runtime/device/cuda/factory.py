@@ -11,6 +11,12 @@ import msgspec
 import torch
 
 from radixkv.checkpoints import Checkpoint
+from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
+from radixkv.runtime.device.adapters.cuda.loaded import SPARE_SLOTS, CudaAdapters
+from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory
+from radixkv.runtime.device.adapters.cuda.operations import CudaLoraOperations
+from radixkv.runtime.device.adapters.sources import open_adapters
+from radixkv.runtime.device.adapters.targets import target_shapes
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compiled
@@ -112,7 +118,25 @@ def open_cuda_executor(
                     gpu.name,
                     *gpu.capability,
                 )
-            operations: Operations = CudaOperations(config, settings.max_model_len, device, has_fp8=has_fp8)
+            cuda_operations = CudaOperations(config, settings.max_model_len, device, has_fp8=has_fp8)
+            operations: Operations = cuda_operations
+            memory: AdapterMemory | None = None
+            adapters: CudaAdapters | None = None
+            step_adapters: StepAdapters | None = None
+            if settings.has_adapters:
+                n_slots = settings.max_loras + SPARE_SLOTS
+                memory = AdapterMemory(n_slots, settings.max_lora_rank, torch_dtype, device)
+                adapters = CudaAdapters(memory, config, torch_dtype, max_rank=settings.max_lora_rank, stream=stream)
+                step_adapters = StepAdapters(
+                    adapters.slots,
+                    max_tokens=settings.max_num_batched_tokens,
+                    max_rows=settings.max_num_seqs,
+                    n_slots=n_slots,
+                    device=device,
+                )
+                operations = CudaLoraOperations(
+                    cuda_operations, config.activation, target_shapes(config), memory, step_adapters
+                )
             collectives = None
             if group is not None:
                 collectives = CudaCollectives(group.rank, group.size)
@@ -124,6 +148,11 @@ def open_cuda_executor(
                 )
             decoder = Decoder(weights, operations, kv_scales)
         times.end("weights")
+        if memory is not None and adapters is not None:
+            memory.allocate()
+            for folder in open_adapters(settings.adapters, config):
+                adapters.prepare(folder).put()
+            times.end("adapters")
         if collectives is not None and group is not None:
             _connect(collectives, group, settings, config, torch_dtype)
             times.end("other ranks")
@@ -143,7 +172,7 @@ def open_cuda_executor(
         if (recurrent := config.recurrent) is not None:
             n_states = count_states(recurrent, torch_dtype, settings)
             states = CudaStates(recurrent, settings.max_num_seqs, n_states, torch_dtype, device)
-        runner = ModelRunner(decoder, attention, layout, settings, stream, collectives or OneRank(), states)
+        runner = ModelRunner(decoder, attention, layout, settings, stream, collectives or OneRank(), states, step_adapters)
         sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
         sampler.warm_up(torch_dtype)
         times.end("sampler")
@@ -172,13 +201,20 @@ def open_cuda_executor(
         times.end("graphs")
     return CudaExecutor(
         runner,
-        Packer(settings, n_pages, settings.max_num_batched_tokens, count_split=runner.count_split),
+        Packer(
+            settings,
+            n_pages,
+            settings.max_num_batched_tokens,
+            count_split=runner.count_split,
+            adapters={} if adapters is None else adapters.sizes,
+        ),
         sampler,
         vocab_size=config.vocab_size,
         stream=stream,
         kv_scales=scales_text(kv_dtype, kv_scales or ()),
         window=longest_window(windows),
         window_pool=None if slabs is None else slabs.pool,
+        adapters=adapters,
     )
 
 
