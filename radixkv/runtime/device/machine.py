@@ -345,7 +345,7 @@ def check_weights_fit(n_bytes: int, gpu: Gpu) -> None:
 
 
 def check_adapters_fit(n_bytes: int, weights_bytes: int, max_loras: int, max_rank: int, gpu: Gpu) -> None:
-    """Raises ``ConfigError`` if ``max_loras`` adapters of ``max_rank``, of ``n_bytes``, do not fit beside weights."""
+    """Raises ``ConfigError`` if memory of ``n_bytes`` for adapters does not fit the GPU beside the weights."""
     if weights_bytes + n_bytes > gpu.free_bytes:
         raise ConfigError(
             f"{max_loras} adapters of rank {max_rank} (max_loras and max_lora_rank) and a spare one take "

@@ -11,12 +11,7 @@ import msgspec
 import torch
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
-from radixkv.runtime.device.adapters.cuda.loaded import SPARE_SLOTS, CudaAdapters
-from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory
-from radixkv.runtime.device.adapters.cuda.operations import CudaLoraOperations
-from radixkv.runtime.device.adapters.sources import open_adapters
-from radixkv.runtime.device.adapters.targets import target_shapes
+from radixkv.runtime.device.adapters.cuda.opened import OpenedAdapters
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compiled
@@ -120,23 +115,10 @@ def open_cuda_executor(
                 )
             cuda_operations = CudaOperations(config, settings.max_model_len, device, has_fp8=has_fp8)
             operations: Operations = cuda_operations
-            memory: AdapterMemory | None = None
-            adapters: CudaAdapters | None = None
-            step_adapters: StepAdapters | None = None
+            opened: OpenedAdapters | None = None
             if settings.has_adapters:
-                n_slots = settings.max_loras + SPARE_SLOTS
-                memory = AdapterMemory(n_slots, settings.max_lora_rank, torch_dtype, device)
-                adapters = CudaAdapters(memory, config, torch_dtype, max_rank=settings.max_lora_rank, stream=stream)
-                step_adapters = StepAdapters(
-                    adapters.slots,
-                    max_tokens=settings.max_num_batched_tokens,
-                    max_rows=settings.max_num_seqs,
-                    n_slots=n_slots,
-                    device=device,
-                )
-                operations = CudaLoraOperations(
-                    cuda_operations, config.activation, target_shapes(config), memory, step_adapters
-                )
+                opened = OpenedAdapters(settings, config, cuda_operations, torch_dtype, stream)
+                operations = opened.operations
             collectives = None
             if group is not None:
                 collectives = CudaCollectives(group.rank, group.size)
@@ -148,10 +130,8 @@ def open_cuda_executor(
                 )
             decoder = Decoder(weights, operations, kv_scales)
         times.end("weights")
-        if memory is not None and adapters is not None:
-            memory.allocate()
-            for folder in open_adapters(settings.adapters, config):
-                adapters.prepare(folder).put()
+        if opened is not None:
+            opened.load()
             times.end("adapters")
         if collectives is not None and group is not None:
             _connect(collectives, group, settings, config, torch_dtype)
@@ -172,7 +152,10 @@ def open_cuda_executor(
         if (recurrent := config.recurrent) is not None:
             n_states = count_states(recurrent, torch_dtype, settings)
             states = CudaStates(recurrent, settings.max_num_seqs, n_states, torch_dtype, device)
-        runner = ModelRunner(decoder, attention, layout, settings, stream, collectives or OneRank(), states, step_adapters)
+        step_adapters = None if opened is None else opened.step
+        runner = ModelRunner(
+            decoder, attention, layout, settings, stream, collectives or OneRank(), states, step_adapters
+        )
         sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
         sampler.warm_up(torch_dtype)
         times.end("sampler")
@@ -199,6 +182,7 @@ def open_cuda_executor(
         runner.capture(runner.decode_sizes)
         runner.capture_piecewise(runner.piecewise_sizes)
         times.end("graphs")
+    adapters = None if opened is None else opened.adapters
     return CudaExecutor(
         runner,
         Packer(

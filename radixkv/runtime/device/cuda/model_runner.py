@@ -135,8 +135,9 @@ class ModelRunner:
             n_pages: pages of all layers.
             slabs: of the pool in place of such pages; only with ``has_window_pages`` in the settings.
         """
-        for graphs in (*self._graphs.values(), *self._piecewise.values()):
-            graphs.clear()
+        for has_adapters in self._graphs:
+            self._graphs[has_adapters].clear()
+            self._piecewise[has_adapters].clear()
         self._pool = None  # frees its memory for the next one
         if slabs is None:
             self._pool = CudaPool(page, n_pages, self._device, self.states)

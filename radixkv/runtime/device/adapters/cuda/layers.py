@@ -8,8 +8,8 @@ from torch import Tensor
 
 from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
 from radixkv.runtime.device.adapters.cuda.memory import ProductSlots
-from radixkv.runtime.device.ops.base import Norm, NormReader, RmsFields, Rows, RowScales, as_tensor
 from radixkv.runtime.device.ops.base import Linear as BaseLinear
+from radixkv.runtime.device.ops.base import Norm, NormReader, RmsFields, Rows, RowScales, as_tensor
 from radixkv.runtime.device.ops.cuda.layers import CudaLinear
 from radixkv.runtime.device.ops.cuda.lora import add_adapters
 

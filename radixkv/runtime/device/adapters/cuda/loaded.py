@@ -96,13 +96,11 @@ class CudaAdapters:
         except BaseException:
             self.free(slot)
             raise
-        return PreparedCudaAdapter(
-            folder.digest, count_values(folder) * self._dtype.itemsize, self, slot, tables
-        )
+        return PreparedCudaAdapter(folder.digest, count_values(folder) * self._dtype.itemsize, self, slot, tables)
 
     def publish(self, digest: str, slot: int, tables: SlotTables, n_bytes: int) -> None:
         """Lets rows ask for the adapter in a slot."""
-        with torch.inference_mode(), torch.cuda.stream(self._stream):  # type: ignore[no-untyped-call]
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
             self._memory.publish(slot, tables)
         self.slots[digest] = slot
         self.sizes[digest] = n_bytes

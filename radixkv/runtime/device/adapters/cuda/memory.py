@@ -140,7 +140,7 @@ class AdapterMemory:
         ranks = torch.zeros(self._ranks.shape[1], dtype=torch.int32, pin_memory=self._ranks.is_cuda)
         scales = torch.zeros(self._scales.shape[1], dtype=torch.float32, pin_memory=self._scales.is_cuda)
         values = self._values[slot]
-        with self._lock, torch.inference_mode(), torch.cuda.stream(self._stream):  # type: ignore[no-untyped-call]
+        with self._lock, torch.inference_mode(), torch.cuda.stream(self._stream):
             copies = _StagedCopies(self._staging, self._stream)
             for product, (first_a, first_b, entry) in zip(self._products, self._firsts, strict=True):
                 first_out = 0

@@ -8,7 +8,7 @@ from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
 from radixkv.runtime.device.adapters.cuda.layers import FollowingNorm, LoraLinear
 from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory
 from radixkv.runtime.device.model_config.families import Activation
-from radixkv.runtime.device.ops.base import Mlp, Norm, NormReader, Operations
+from radixkv.runtime.device.ops.base import Mlp, Norm, NormReader
 from radixkv.runtime.device.ops.cuda import layers
 from radixkv.runtime.device.ops.cuda.layers import CudaLinear
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
@@ -17,7 +17,7 @@ from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 from radixkv.runtime.device.weights.layer_weights import LinearWeights, Matrix, MlpWeights, NormWeights
 
 
-class CudaLoraOperations(Operations):
+class CudaLoraOperations:
     """``Operations`` on one GPU, with the LoRA of adapters beside attention's projections and dense MLPs.
 
     Products that no adapter can change are the device's own. The head, experts and recurrent layers are, too:

@@ -1,8 +1,7 @@
 """Kernels that add the products of adapters to rows of a product, for many adapters at once.
 
-The rows of an adapter are computed in blocks. One kernel multiplies a block with A, each program some of the inputs,
-so that few rows use the whole GPU. The other one sums these parts in order and multiplies with B: equal rows beside
-others have the same bits each time.
+The rows of an adapter are computed in blocks. One kernel multiplies a block with A, each program for some of the
+inputs, so that few rows use the whole GPU. The other one sums these parts in order, and multiplies the sum with B.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class LoraMatrices:
     scales: Tensor
     """Likewise float32: what the part's product is multiplied by."""
     tiles: Tensor
-    """[tiles, 4] int32: of each tile of outputs its part, the part's first output, the part's number of outputs, and
+    """[tiles, 4] int32: of each tile of outputs its part, the first and the number of outputs of the part, and
     the tile's first output within the part."""
     n_parts: int
     n_in: int
@@ -80,7 +79,7 @@ def tile_columns(n_out: int) -> int:
 def add_adapters(x: Tensor, matrices: LoraMatrices, blocks: AdapterBlocks, out: Tensor) -> None:
     """Computes ``out[row] += scale * B @ A @ x[row]`` for the rows of adapters, with the same bits every time.
 
-    ``A @ x`` is summed in float32, scaled, and rounded before it is multiplied with B. The sum is rounded once more.
+    ``A @ x`` is summed in float32, scaled, and rounded before it is multiplied with B. The sum is rounded again.
 
     Args:
         x: [rows, in], contiguous, in the dtype of the matrices.
@@ -93,7 +92,7 @@ def add_adapters(x: Tensor, matrices: LoraMatrices, blocks: AdapterBlocks, out: 
     ranks, n_parts = power_of_two(max(matrices.max_rank, MIN_RANKS)), matrices.n_parts
     n_splits = split_count(matrices.n_in, n_parts * blocks.n_programs)
     sums = x.new_empty(blocks.n_max * n_parts * n_splits * blocks.n_rows * ranks, dtype=torch.float32)
-    columns = 128 if ranks <= 32 else 64
+    columns, n_stages = shrink_tile(ranks)
     _shrink[blocks.n_programs, n_parts * n_splits](
         x,
         matrices.a,
@@ -113,7 +112,7 @@ def add_adapters(x: Tensor, matrices: LoraMatrices, blocks: AdapterBlocks, out: 
         RANKS=ranks,
         COLUMNS=columns,
         num_warps=4,
-        num_stages=4 if ranks <= 32 else 3,
+        num_stages=n_stages,
         **overlapping(x),
     )
     _expand[blocks.n_programs, len(matrices.tiles)](
@@ -150,6 +149,11 @@ def split_count(n_in: int, n_programs: int) -> int:
     """
     most = min(_MAX_SPLITS, _PROGRAMS // n_programs, n_in // 128)
     return 1 << max(most, 1).bit_length() - 1
+
+
+def shrink_tile(ranks: int) -> tuple[int, int]:
+    """Returns the inputs that a program of the first kernel takes at once, and how many such are in flight."""
+    return (128, 4) if ranks <= 32 else (64, 3)
 
 
 @CachedKernel
