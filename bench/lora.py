@@ -1,4 +1,4 @@
-"""Measures what LoRA adapters cost: steps without and with them, prompts that share prefixes, and loads beside steps.
+"""Measures what LoRA adapters cost in steps without and with them, in shared prompts, and in loads beside steps.
 
 Two engines of dummy weights of the shape of Llama 3.1 8B are open at the same time, one without and one with
 ``enable_lora``, and random adapters of all projections. Repetitions of the cases take turns. One JSON line each:
@@ -7,9 +7,10 @@ Two engines of dummy weights of the shape of Llama 3.1 8B are open at the same t
                       ("off"), of the other without adapters in the step ("base"), with one adapter in all rows
                       ("1 adapter"), with one in half of them ("half"), and with eight ("8 adapters").
                       It is the time of long answers less that of short ones, by the steps between; the median
-    fewshot           seconds of the workload of that name, "off", "base", and with eight adapters in turn; each
-                      group of examples is then computed once for each adapter
-    load              the longest time between two turns of 32 running answers, before and while an adapter is loaded
+    fewshot           seconds of the workload of that name, "off", "base", and with eight adapters in turn, each of
+                      which computes the examples of its own
+    load              the longest time between two turns of 32 running answers, before, while and after an adapter
+                      is loaded
 
     python bench/lora.py --output-file bench/results/lora.jsonl
     python bench/lora.py --setting 'quantization="fp8"' --cases decode
@@ -225,7 +226,7 @@ def share_prefixes(
 
 
 def load_beside_steps(arguments: argparse.Namespace, loop: Loop, name: str, folder: Path) -> dict[str, Any]:
-    """Returns the longest times between turns of 32 running answers, before, while and after an adapter is loaded."""
+    """Returns the longest times between turns of running answers, before, while and after a load."""
     n_rows, n_tokens = arguments.rows[0], 100 if arguments.small else 600
     params = LoopSamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True)
     for index in range(n_rows):
@@ -233,7 +234,7 @@ def load_beside_steps(arguments: argparse.Namespace, loop: Loop, name: str, fold
         assert not loop.receive(Submit(f"load {index}", pack_tokens(prompt), params))
     gaps: dict[str, list[float]] = {"before": [], "while": [], "after": []}
     state, n_turns, loaded_s = "before", 0, 0.0
-    last = time.perf_counter()
+    last = begun = time.perf_counter()
     while loop.has_work:
         messages = loop.turn()
         now = time.perf_counter()

@@ -45,7 +45,7 @@ Adapted = Callable[[int], str]
 
 
 class World:
-    """A runner over a small model with two adapters, and three sequences: of the model alone, and of each adapter."""
+    """A runner over a small model with two adapters, and a sequence of the model alone and of each adapter."""
 
     def __init__(self, checkpoint: Checkpoint, folder: Path, *, has_graphs: bool) -> None:
         device, oracle = torch.device(DEVICE), load_oracle(checkpoint)
@@ -140,7 +140,7 @@ class World:
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Replaces what the interpreter lacks: a GPU's sizes, pinned memory, streams and graphs.
 
-    Returns the runner's adapters once they are known; a graph is replayed with the blocks that it was captured with.
+    A graph is replayed with the blocks that it was captured with, which a list of the adapters of runners has.
     """
     gpu = SimpleNamespace(major=8, minor=9, multi_processor_count=2, shared_memory_per_multiprocessor=102_400)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
