@@ -91,6 +91,7 @@ class CudaExecutor:
         self.window = window
         self.window_pool = window_pool
         self.adapters: DeviceAdapters | None = adapters
+        self._adapters = adapters
         self._window_entries = None if window_pool is None else packer.window_entries(window_pool)
         self.page_origin = PageOrigin(
             device="cuda",
@@ -177,7 +178,8 @@ class CudaExecutor:
             self._errors.never_free()
             return
         self._errors.release_all()
-        self.adapters = None
+        if self._adapters is not None:
+            self._adapters.close()
         del self._runner, self._packer, self._sampler  # the packer asks the runner about rows with drafts
         torch.cuda.empty_cache()
 

@@ -110,6 +110,10 @@ class CudaAdapters:
         self.free(self.slots.pop(digest))
         del self.sizes[digest]
 
+    def close(self) -> None:
+        """Frees the memory of all slots, once no step is launched any more, and nothing is read."""
+        self._memory.release()
+
     def free(self, slot: int) -> None:
         """Frees a slot, which no row of a launched step uses."""
         with self._lock:

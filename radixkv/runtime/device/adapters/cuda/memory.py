@@ -126,6 +126,11 @@ class AdapterMemory:
             )
         self._firsts = firsts
 
+    def release(self) -> None:
+        """Frees everything, once no step is launched any more."""
+        self._products.clear()
+        del self._values, self._ranks, self._scales, self._staging
+
     def check(self, adapter: AdapterFolder) -> None:
         """Raises ``CheckpointError`` if no product has one of the adapter's modules."""
         known = {part.name for product in self._products for part in product.parts}

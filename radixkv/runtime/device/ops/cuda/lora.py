@@ -21,7 +21,9 @@ MIN_RANKS = 16
 """Tensor cores need as many ranks: for lower ones the others are zero."""
 _PROGRAMS = 192
 """About the programs of the first kernel. An H200 has 132 multiprocessors."""
-_MAX_SPLITS = 16
+_SPLITS = {16: (16, 8, 4), 32: (4,)}
+"""By rows of a block. Steps without a graph have blocks of 32 rows, and must not be the first to need a kernel: that
+of 4 splits is compiled with the graphs of most tokens, and that without a split with the largest step."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def add_adapters(x: Tensor, matrices: LoraMatrices, blocks: AdapterBlocks, out: 
     Memory: some KB for each block while it runs.
     """
     ranks, n_parts = power_of_two(max(matrices.max_rank, MIN_RANKS)), matrices.n_parts
-    n_splits = split_count(matrices.n_in, n_parts * blocks.n_programs)
+    n_splits = split_count(matrices.n_in, n_parts * blocks.n_programs, blocks.n_rows)
     sums = x.new_empty(blocks.n_max * n_parts * n_splits * blocks.n_rows * ranks, dtype=torch.float32)
     columns, n_stages = shrink_tile(ranks)
     _shrink[blocks.n_programs, n_parts * n_splits](
@@ -140,15 +142,16 @@ def add_adapters(x: Tensor, matrices: LoraMatrices, blocks: AdapterBlocks, out: 
     )
 
 
-def split_count(n_in: int, n_programs: int) -> int:
-    """Returns into how many parts inputs are split: a power of two, such that each part has at least 128.
+def split_count(n_in: int, n_programs: int, n_rows: int) -> int:
+    """Returns into how many parts inputs are split, of which each has at least 128.
 
     Args:
         n_in: inputs.
         n_programs: programs without a split.
+        n_rows: rows of a block.
     """
-    most = min(_MAX_SPLITS, _PROGRAMS // n_programs, n_in // 128)
-    return 1 << max(most, 1).bit_length() - 1
+    most = min(_PROGRAMS // n_programs, n_in // 128)
+    return next((n_splits for n_splits in _SPLITS[n_rows] if n_splits <= most), 1)
 
 
 def shrink_tile(ranks: int) -> tuple[int, int]:
