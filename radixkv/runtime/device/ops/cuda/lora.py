@@ -22,8 +22,8 @@ MIN_RANKS = 16
 _PROGRAMS = 192
 """About the programs of the first kernel. An H200 has 132 multiprocessors."""
 _SPLITS = {16: (16, 8, 4), 32: (4,)}
-"""By rows of a block. Steps without a graph have blocks of 32 rows, and must not be the first to need a kernel: that
-of 4 splits is compiled with the graphs of most tokens, and that without a split with the largest step."""
+"""By rows of a block. Steps without a graph have blocks of 32 rows, and must not be the first to need a kernel: the
+one of 4 splits is compiled with the graphs of most tokens, and the one without a split with the largest step."""
 
 
 @dataclass(frozen=True)
