@@ -447,7 +447,8 @@ class AdapterConfig:
     )
     max_loras: int | None = setting(
         None,
-        "maximum number of adapters that are loaded at once (default: no limit)",
+        "maximum number of adapters that are loaded at once (default: no limit on the CPU; a GPU has room for 8, "
+        "or for all of --lora-modules)",
         COUNT,
         "ADAPTERS",
         aliases="max_loras_per_batch",

@@ -206,3 +206,14 @@ def test_agents_call_tools_at_a_server_and_come_back(tmp_path: Path) -> None:
     assert [line["policy"] for line in lines] == ["none", "learnt"]
     assert all(line["returning_turns"] > 0 and not line["n_errors"] for line in lines)
     assert lines[0]["pauses"]["returns"] == 0 < lines[1]["pauses"]["returns"]
+
+
+@pytest.mark.nightly
+def test_adapters_take_time_and_are_loaded_beside_steps(tmp_path: Path) -> None:
+    lines = run("lora.py", tmp_path, "--small", "--device", "cpu", "--repeat", "1")
+    kinds = ["off", "base", "1 adapter", "half", "8 adapters"]
+    of_decode = [("lora decode", rows, kind) for rows in (4, 16) for kind in kinds]
+    of_fewshot = [("lora fewshot", None, kind) for kind in ("off", "base", "8 adapters")]
+    found = [(line["workload"], line.get("rows"), line.get("kind")) for line in lines]
+    assert found == [*of_decode, *of_fewshot, ("lora load", 4, None)]
+    assert lines[-1]["load_s"] > 0

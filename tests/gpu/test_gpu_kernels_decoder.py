@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
 from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
-from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, TokenInputs
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, Operations, TokenInputs
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack import RowArrays
@@ -77,17 +78,28 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
     return resolve(str(tmp_path / "model"))
 
 
+Decorate = Callable[[CudaOperations, DecoderConfig], Operations]
+
+
 class World:
     """One sequence in a pool, and the decoder that computes it."""
 
-    def __init__(self, checkpoint: Checkpoint, products: Collection[WeightProducts] = ()) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        decorate: Decorate = lambda operations, _: operations,
+        *,
+        products: Collection[WeightProducts] = (),
+    ) -> None:
+        """``decorate`` returns the operations of the decoder."""
         device = torch.device(DEVICE)
         with torch.inference_mode():
             with open_weights(
                 checkpoint, load_format="auto", dtype=torch.float32, device=device, products=products
             ) as weights:
                 config, late = weights.config, LateTensors(weights.source)
-                self.decoder = Decoder(replace(weights, source=late), CudaOperations(config, 128, device))
+                operations = decorate(CudaOperations(config, 128, device), config)
+                self.decoder = Decoder(replace(weights, source=late), operations)
                 late.load()
             states = None
             if config.recurrent is not None:

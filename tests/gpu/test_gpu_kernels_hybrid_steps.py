@@ -152,10 +152,10 @@ def test_states_go_on_through_prompts_answers_and_the_tree(tmp_path: Path, name:
     heads = {"num_attention_heads": 4, "head_dim": 16}
     save_checkpoint(tmp_path, **HYBRIDS[name] | changes | heads)
     world = World(resolve(str(tmp_path)))
-    buckets = {bucket for bucket, _ in world.runner._graphs._graphs}
+    buckets = {bucket for bucket, _ in world.runner._graphs[False]._graphs}
     assert buckets == {1, 2, 4, 6}
     assert max(world.runner.piecewise_sizes) == 512
-    assert [world.runner._piecewise.bucket(n) for n in (14, 67, 164)] == [32, 80, None]
+    assert [world.runner._piecewise[False].bucket(n) for n in (14, 67, 164)] == [32, 80, None]
 
     # Prompts: one saves within its row, one at its end; the last row does not end at a block.
     world.run((0, 0, 0, 100), (1, 1, 0, 64), state_saves=(StateSave(0, 64, 0), StateSave(1, 64, 1)))

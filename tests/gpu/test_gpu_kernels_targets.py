@@ -32,6 +32,7 @@ from radixkv.runtime.device.ops.cuda import (
     int4_product,
     linear,
     logit_cap,
+    lora,
     norm,
     partial_rotary,
     rotary,
@@ -561,3 +562,24 @@ def test_layers_of_mamba2_fit(state_size: int, head_size: int, target: int) -> N
         aligned = {*names} & {*kinds} - unaligned
         taken = shared_bytes(kernel, target, kinds, values, aligned=aligned, **options)
         assert taken <= SHARED_BYTES[target], kernel.function
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+@pytest.mark.parametrize("rank", [16, 32, 64, 128])
+@pytest.mark.parametrize("n_rows", [16, 32])
+def test_products_of_adapters_fit(n_rows: int, rank: int, target: int) -> None:
+    common = {"MAX_RANK": rank, "PARTS": 2, "SPLITS": 8, "ROWS": n_rows, "RANKS": rank}
+    integers = dict.fromkeys(["ranks", "count", "slots", "rows", "tiles"], "*i32")
+    sizes = dict.fromkeys(["x_stride", "n_in", "out_stride", "slot_stride", "table_stride"], "i32")
+    kinds = {**integers, **sizes, **dict.fromkeys(["x", "a", "b", "out"], "*bf16")}
+    kinds |= dict.fromkeys(["sums", "scales"], "*fp32")
+    columns, n_stages = lora.shrink_tile(rank)
+    for kernel, constants, options in (
+        (lora._shrink, {"COLUMNS": columns}, {"num_stages": n_stages}),
+        (lora._expand, {"COLUMNS": 256, "ALIGNED": True}, {}),
+    ):
+        aligned = {name for name in kernel.function.arg_names if name in kinds} - {"table_stride"}
+        taken = shared_bytes(
+            kernel, target, kinds, {**common, **constants}, aligned=aligned, num_warps=4, **options
+        )
+        assert taken <= SHARED_BYTES[target]

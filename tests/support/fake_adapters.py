@@ -17,11 +17,18 @@ N_BYTES = 100
 class FakeRead:
     digest: str
     sizes: dict[str, int]
+    undecided: list[str]
+    """Digests of what was read, and neither put nor discarded."""
     n_bytes: int = N_BYTES
 
     def put(self) -> None:
         assert self.digest not in self.sizes, "put twice"
+        self.undecided.remove(self.digest)
         self.sizes[self.digest] = self.n_bytes
+
+    def discard(self) -> None:
+        assert self.digest in self.sizes, "discarded, and no other has the digest"
+        self.undecided.remove(self.digest)
 
 
 @dataclass
@@ -29,13 +36,16 @@ class FakeDeviceAdapters:
     folders: Mapping[str, str] = field(default_factory=dict)
     """The digest of each folder that is an adapter."""
     sizes: dict[str, int] = field(default_factory=dict)
+    undecided: list[str] = field(default_factory=list)
+    """Digests of what was read, and neither put nor discarded."""
     launched: Callable[[], Collection[str]] = tuple
     """Returns the digests of the rows of launched steps, which the device may still have to compute."""
 
     def read(self, name: str, path: str) -> FakeRead:
         if path not in self.folders:
             raise CheckpointError(f"adapter {name!r}: {path} has no adapter_config.json")
-        return FakeRead(self.folders[path], self.sizes)
+        self.undecided.append(self.folders[path])
+        return FakeRead(self.folders[path], self.sizes, self.undecided)
 
     def remove(self, digest: str) -> None:
         assert digest not in self.launched(), "a launched step would be computed without it"

@@ -133,6 +133,8 @@ class LoadableAdapters(Adapters):
         adapter = ServedAdapter(message.name, message.path, outcome.digest)
         if self._registry.add(adapter):
             outcome.put()
+        else:
+            outcome.discard()
         self._names[adapter.digest] = adapter.name
         return AdapterLoaded(message.id, adapter)
 

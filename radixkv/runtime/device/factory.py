@@ -14,7 +14,7 @@ import torch
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.adapters.sources import find_adapters
+from radixkv.runtime.device.adapters.sources import default_max_loras, find_adapters
 from radixkv.runtime.device.collectives import CONNECT_TIMEOUT_S, RankGroup
 from radixkv.runtime.device.cpu.executor import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.cuda.errors import is_out_of_memory
@@ -129,12 +129,15 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             resolved = replace(resolved, device_settings=settings)
         else:
             logger.info("all pages of layers with windows are kept: %s", excluding)
-    adapters = find_adapters(
-        config.adapters, model, device=device, n_ranks=settings.tensor_parallel_size, task=settings.task
-    )
+    adapters = find_adapters(config.adapters, model, n_ranks=settings.tensor_parallel_size, task=settings.task)
     if config.adapters.has_adapters:
-        max_rank = config.adapters.max_lora_rank
-        settings = msgspec.structs.replace(settings, has_adapters=True, max_lora_rank=max_rank, adapters=adapters)
+        settings = msgspec.structs.replace(
+            settings,
+            has_adapters=True,
+            max_lora_rank=config.adapters.max_lora_rank,
+            max_loras=config.adapters.max_adapters or default_max_loras(len(adapters)),
+            adapters=adapters,
+        )
         resolved = replace(resolved, device_settings=settings)
     check_rows(config.tenants, settings.max_num_seqs)
     if config.cache.host_memory_bytes is not None:

@@ -344,6 +344,16 @@ def check_weights_fit(n_bytes: int, gpu: Gpu) -> None:
         )
 
 
+def check_adapters_fit(n_bytes: int, weights_bytes: int, max_loras: int, max_rank: int, gpu: Gpu) -> None:
+    """Raises ``ConfigError`` if memory of ``n_bytes`` for adapters does not fit the GPU beside the weights."""
+    if weights_bytes + n_bytes > gpu.free_bytes:
+        raise ConfigError(
+            f"{max_loras} adapters of rank {max_rank} (max_loras and max_lora_rank) and a spare one take "
+            f"{n_bytes / _GIB:.1f} GiB beside weights of {weights_bytes / _GIB:.1f}; {gpu.name} has "
+            f"{gpu.free_bytes / _GIB:.1f} GiB free of {gpu.total_bytes / _GIB:.1f}; set one of them lower"
+        )
+
+
 def check_states_fit(n_bytes: int, weights_bytes: int, max_rows: int, gpu: Gpu) -> None:
     """Raises ``ConfigError`` if states of ``n_bytes`` do not fit the GPU's free memory beside the weights."""
     if weights_bytes + n_bytes > gpu.free_bytes:

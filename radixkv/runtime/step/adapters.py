@@ -22,6 +22,10 @@ class ReadAdapter(Protocol):
         """Lets rows ask for it. Called between turns. Microseconds a layer."""
         ...
 
+    def discard(self) -> None:
+        """Frees it, where ``put`` is never called. Called between turns."""
+        ...
+
 
 class DeviceAdapters(Protocol):
     """The adapters of a device."""

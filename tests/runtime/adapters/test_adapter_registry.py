@@ -100,6 +100,7 @@ class Adapters(RuleBasedStateMachine):
 
     @invariant()
     def weights_are_there_as_long_as_they_are_used(self) -> None:
+        assert not self.device.undecided, "memory of what was read and is not needed would never be free"
         needed = {*self.named.values(), *self.running.values(), *launched(self.front)} - {""}
         assert needed <= self.device.sizes.keys()
         if self.device.sizes.keys() - needed:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -469,3 +470,20 @@ def test_experts_in_fp8_need_ada(tmp_path: Path) -> None:
         check(ampere, "fp8")
     check(ampere, None)
     check(GPU, "fp8")
+
+
+def test_adapters_must_fit_beside_the_weights(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, **CHECKPOINTS["grouped"] | {"head_dim": 64})
+    settings = DeviceSettings(
+        page_size=16,
+        max_num_seqs=8,
+        max_num_batched_tokens=2048,
+        max_model_len=64,
+        dtype="bfloat16",
+        has_adapters=True,
+        max_loras=8,
+    )
+    check_for_cuda(resolve(str(tmp_path)), GPU, settings)
+    many = msgspec.structs.replace(settings, max_loras=10**6)
+    with pytest.raises(ConfigError, match=r"^1000000 adapters of rank 16 \(max_loras .* set one"):
+        check_for_cuda(resolve(str(tmp_path)), GPU, many)

@@ -27,6 +27,9 @@ class PreparedAdapter:
             pairs.of_product[self.digest] = pairs.own
         self._sizes[self.digest] = self.n_bytes
 
+    def discard(self) -> None:
+        """See ``ReadAdapter.discard``. Its memory is free once nothing refers to it."""
+
 
 class LoadedAdapters:
     """``DeviceAdapters`` over the operations of a decoder.

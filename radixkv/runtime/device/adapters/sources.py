@@ -10,18 +10,24 @@ from radixkv.errors import CheckpointError, ConfigError, shortened
 from radixkv.runtime.device.adapters.targets import fitted
 from radixkv.runtime.device.device_settings import AdapterSource
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.settings.config import AdapterConfig, Device, Task
+from radixkv.settings.config import AdapterConfig, Task
+
+_USUAL_ADAPTERS = 8
+
+
+def default_max_loras(n_modules: int) -> int:
+    """Returns how many adapters a GPU has room for where the settings do not say it, and name ``n_modules``."""
+    return max(_USUAL_ADAPTERS, n_modules)
 
 
 def find_adapters(
-    config: AdapterConfig, model: DecoderConfig, *, device: Device, n_ranks: int, task: Task
+    config: AdapterConfig, model: DecoderConfig, *, n_ranks: int, task: Task
 ) -> tuple[AdapterSource, ...]:
     """Opens and checks the adapters that the settings name. Reads their files, to digest them.
 
     Args:
         config: names and folders of the adapters, with their limits.
         model: the base model.
-        device: which computes.
         n_ranks: ranks that compute the model together.
         task: what the engine does with prompts.
 
@@ -32,8 +38,6 @@ def find_adapters(
     if not config.has_adapters:
         return ()
     setting = "lora_modules" if config.lora_modules else "enable_lora"
-    if device == "cuda":
-        raise ConfigError(f"{setting}: adapters run on the CPU in this release; set device to cpu (--device cpu)")
     if n_ranks > 1:
         raise ConfigError(
             f"{setting}: adapters run without ranks in this release; leave tensor_parallel_size {n_ranks} out"

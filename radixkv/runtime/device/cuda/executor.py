@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from radixkv.errors import DeviceError
+from radixkv.runtime.device.adapters.cuda.loaded import CudaAdapters
 from radixkv.runtime.device.cuda.errors import CudaErrorConverter
 from radixkv.runtime.device.cuda.model_runner import ModelRunner, StepOutputs
 from radixkv.runtime.device.cuda.pooled_rows import PooledRows
@@ -56,6 +57,7 @@ class CudaExecutor:
         kv_scales: of a quantized pool, as ``kv_dtype.scales_text`` returns them; empty for another.
         window: the most positions that a token attends to in any layer; None if a layer has no window.
         window_pool: of the pool, if that has window pages.
+        adapters: those that rows may ask for; None: rows have none.
     """
 
     n_ranks = 1
@@ -77,6 +79,7 @@ class CudaExecutor:
         kv_scales: str = "",
         window: int | None = None,
         window_pool: WindowPool | None = None,
+        adapters: CudaAdapters | None = None,
     ) -> None:
         pool = runner.pool
         self.device = torch.cuda.get_device_name(stream.device)
@@ -87,7 +90,8 @@ class CudaExecutor:
         self.vocab_size = vocab_size
         self.window = window
         self.window_pool = window_pool
-        self.adapters: DeviceAdapters | None = None
+        self.adapters: DeviceAdapters | None = adapters
+        self._adapters = adapters
         self._window_entries = None if window_pool is None else packer.window_entries(window_pool)
         self.page_origin = PageOrigin(
             device="cuda",
@@ -100,7 +104,7 @@ class CudaExecutor:
         self._packer = packer
         self._sampler = sampler
         self._stream = stream
-        self._errors = CudaErrorConverter(runner, sampler)
+        self._errors = CudaErrorConverter(runner, sampler, adapters)
         self._last_step: torch.cuda.Event | None = None
 
     def launch(self, plan: StepPlan) -> LaunchedCudaStep:
@@ -174,6 +178,8 @@ class CudaExecutor:
             self._errors.never_free()
             return
         self._errors.release_all()
+        if self._adapters is not None:
+            self._adapters.close()
         del self._runner, self._packer, self._sampler  # the packer asks the runner about rows with drafts
         torch.cuda.empty_cache()
 

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from radixkv.checkpoints import Checkpoint
+from radixkv.runtime.device.adapters.cuda.opened import OpenedAdapters
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compiled
@@ -112,7 +113,12 @@ def open_cuda_executor(
                     gpu.name,
                     *gpu.capability,
                 )
-            operations: Operations = CudaOperations(config, settings.max_model_len, device, has_fp8=has_fp8)
+            cuda_operations = CudaOperations(config, settings.max_model_len, device, has_fp8=has_fp8)
+            operations: Operations = cuda_operations
+            opened: OpenedAdapters | None = None
+            if settings.has_adapters:
+                opened = OpenedAdapters(settings, config, cuda_operations, torch_dtype, stream)
+                operations = opened.operations
             collectives = None
             if group is not None:
                 collectives = CudaCollectives(group.rank, group.size)
@@ -124,6 +130,9 @@ def open_cuda_executor(
                 )
             decoder = Decoder(weights, operations, kv_scales)
         times.end("weights")
+        if opened is not None:
+            opened.load()
+            times.end("adapters")
         if collectives is not None and group is not None:
             _connect(collectives, group, settings, config, torch_dtype)
             times.end("other ranks")
@@ -143,7 +152,10 @@ def open_cuda_executor(
         if (recurrent := config.recurrent) is not None:
             n_states = count_states(recurrent, torch_dtype, settings)
             states = CudaStates(recurrent, settings.max_num_seqs, n_states, torch_dtype, device)
-        runner = ModelRunner(decoder, attention, layout, settings, stream, collectives or OneRank(), states)
+        step_adapters = None if opened is None else opened.step
+        runner = ModelRunner(
+            decoder, attention, layout, settings, stream, collectives or OneRank(), states, step_adapters
+        )
         sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
         sampler.warm_up(torch_dtype)
         times.end("sampler")
@@ -170,15 +182,23 @@ def open_cuda_executor(
         runner.capture(runner.decode_sizes)
         runner.capture_piecewise(runner.piecewise_sizes)
         times.end("graphs")
+    adapters = None if opened is None else opened.adapters
     return CudaExecutor(
         runner,
-        Packer(settings, n_pages, settings.max_num_batched_tokens, count_split=runner.count_split),
+        Packer(
+            settings,
+            n_pages,
+            settings.max_num_batched_tokens,
+            count_split=runner.count_split,
+            adapters={} if adapters is None else adapters.sizes,
+        ),
         sampler,
         vocab_size=config.vocab_size,
         stream=stream,
         kv_scales=scales_text(kv_dtype, kv_scales or ()),
         window=longest_window(windows),
         window_pool=None if slabs is None else slabs.pool,
+        adapters=adapters,
     )
 
 

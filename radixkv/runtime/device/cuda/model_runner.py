@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
 from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.attention.cuda.base import AttentionPlanner, DecodeRows
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodeStep
@@ -30,10 +31,10 @@ from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
 from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.slab_shape import SlabShape
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
-from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences
+from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, TokenInputs
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
-from radixkv.runtime.device.pack import PackedStep, RowArrays
+from radixkv.runtime.device.pack import Ints, PackedStep, RowArrays
 from radixkv.runtime.step.plan import StepPlan
 
 
@@ -64,6 +65,7 @@ class ModelRunner:
         stream: all work is enqueued here; it must be the current stream.
         collectives: of this rank.
         states: of recurrent layers; None: the model has none.
+        adapters: of the rows of a step, which the decoder's products read; None: no row has one.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class ModelRunner:
         stream: torch.cuda.Stream,
         collectives: Collectives,
         states: CudaStates | None = None,
+        adapters: StepAdapters | None = None,
     ) -> None:
         self._decoder = decoder
+        self._adapters = adapters
         self._collectives = collectives
         self._attention = attention
         self._settings = settings
@@ -96,8 +100,11 @@ class ModelRunner:
         self._scratch = argmax_scratch(max_rows, self._logits.shape[1], self._device)
         self._argmax_results = torch.zeros(2 * max_rows, dtype=torch.int32, device=self._device)
         self._pool: CudaPool | CudaSlabPool | None = None
-        self._graphs = DecodeGraphs(stream)
-        self._piecewise = PiecewiseGraphs(decoder, stream)
+        kinds = (False,) if adapters is None else (False, True)
+        self._graphs = {has_adapters: DecodeGraphs(stream) for has_adapters in kinds}
+        """Of steps without rows of adapters, and of steps with some."""
+        self._piecewise = {has_adapters: PiecewiseGraphs(decoder, stream) for has_adapters in kinds}
+        """Likewise."""
 
     @property
     def samples(self) -> bool:
@@ -128,8 +135,9 @@ class ModelRunner:
             n_pages: pages of all layers.
             slabs: of the pool in place of such pages; only with ``has_window_pages`` in the settings.
         """
-        self._graphs.clear()
-        self._piecewise.clear()
+        for has_adapters in self._graphs:
+            self._graphs[has_adapters].clear()
+            self._piecewise[has_adapters].clear()
         self._pool = None  # frees its memory for the next one
         if slabs is None:
             self._pool = CudaPool(page, n_pages, self._device, self.states)
@@ -174,7 +182,11 @@ class ModelRunner:
         """Captures decode graphs over the pool for these numbers of rows, if attention supports graphs. Takes up
         to seconds. Returns the number of graphs."""
         warm_up, body = (partial(self._decode, run) for run in (self._decoder.run_distinct, self._decoder))
-        return self._graphs.capture(sizes, self._variants, self._stage_padding, warm_up, body)
+        n_graphs = 0
+        for has_adapters, graphs in self._graphs.items():
+            prepare = partial(self._stage_padding, has_adapters=has_adapters)
+            n_graphs += graphs.capture(sizes, self._variants, prepare, warm_up, body)
+        return n_graphs
 
     def _variants(self, bucket: int) -> list[Variant]:
         """Returns the variants of a bucket: with states, none for several tokens of a row."""
@@ -184,7 +196,16 @@ class ModelRunner:
     def capture_piecewise(self, sizes: Sequence[int]) -> int:
         """Captures piecewise graphs over the pool for these numbers of tokens. Takes up to a second. Returns the
         number of graphs."""
-        return self._piecewise.capture(sizes, self._batch.static_inputs, self.pool)
+        n_graphs = 0
+        for has_adapters, graphs in self._piecewise.items():
+            inputs = partial(self._static_inputs, has_adapters=has_adapters)
+            n_graphs += graphs.capture(sizes, inputs, self.pool)
+        return n_graphs
+
+    def _static_inputs(self, n_tokens: int, *, has_adapters: bool) -> TokenInputs:
+        """Plans a step without rows of adapters, for a capture, and returns the inputs of its tokens."""
+        self._plan_adapters(_no_slots(has_adapters), n_tokens)
+        return self._batch.static_inputs(n_tokens)
 
     def measure_largest(self) -> int:
         """Runs a dummy step of most tokens, which stores nothing, and returns its peak bytes. Waits."""
@@ -198,8 +219,9 @@ class ModelRunner:
         step = PackedStep(StepPlan(0, ()), rows, np.zeros(int(ends[-1]), np.int32), zeros[:0])
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._run(step)
-        self.broadcast_last_tokens()
+        for has_adapters in self._graphs:
+            self._run(step, np.zeros(len(step.ids), np.int32) if has_adapters else None)
+            self.broadcast_last_tokens()
         self._stream.synchronize()
         return torch.cuda.max_memory_allocated(self._device) - before
 
@@ -214,7 +236,7 @@ class ModelRunner:
         if (
             n_decode < step.n_rows
             and self.states is None  # a state's tokens come one after the other
-            and self._graphs.bucket(len(step.ids)) is not None
+            and self._graphs[False].bucket(len(step.ids)) is not None
             and self._fits_updates(step)
             and self._attention.fits_prompts(rows.starts[n_decode:], rows.n_tokens[n_decode:])
             and not any(row.reports_states for row in step.plan.rows)
@@ -242,8 +264,9 @@ class ModelRunner:
         bucket = None
         is_decode = step.n_decode == step.n_rows
         if is_decode and self._fits_updates(step) and not any(row.reports_states for row in step.plan.rows):
-            bucket = self._graphs.bucket(step.n_rows)
-        return self._run(step) if bucket is None else self._replay(step, bucket)
+            bucket = self._graphs[False].bucket(step.n_rows)
+        slots = None if self._adapters is None else self._adapters.token_slots(step.plan)
+        return self._run(step, slots) if bucket is None else self._replay(step, bucket, slots)
 
     def _fits_updates(self, step: PackedStep) -> bool:
         """Whether the step has few enough changes of block tables for their staging fields."""
@@ -271,17 +294,29 @@ class ModelRunner:
         """Gives all ranks the tokens that rank 0 has sampled; the end of each step."""
         self._collectives.broadcast(self._batch.last_tokens)
 
-    def _replay(self, step: PackedStep, bucket: int) -> StepOutputs:
+    def _plan_adapters(self, slots: Ints | None, n_padded: int, outputs: Ints | None = None) -> None:
+        """See ``StepAdapters.plan``."""
+        if self._adapters is not None:
+            self._adapters.plan(slots, n_padded, outputs)
+
+    def _replay(self, step: PackedStep, bucket: int, slots: Ints | None) -> StepOutputs:
         staged = self._staging.stage()
         self._row_fields.fill_decode(staged, step, bucket)
         if self._window_fields is not None:
             self._window_fields.fill(staged, step.plan)
         decode = self._attention.plan_decode(staged, _decode_rows(step), bucket)
         self._staging.send(staged)
-        self._graphs.replay(bucket, decode.variant)
+        self._plan_adapters(slots, bucket)
+        self._graphs[slots is not None].replay(bucket, decode.variant)
         return self._outputs(bucket)
 
-    def _run(self, step: PackedStep) -> StepOutputs:
+    def _run(self, step: PackedStep, slots: Ints | None) -> StepOutputs:
+        """Runs a step without a decode graph.
+
+        Args:
+            step: the step.
+            slots: [tokens], of each token's adapter; None: no row has one.
+        """
         n_decode = step.n_decode
         staged = self._staging.stage()
         self._row_fields.fill(staged, step, step.n_rows)
@@ -296,15 +331,22 @@ class ModelRunner:
             prompts = self._attention.plan_prompts(
                 step.rows.batch_slots[n_decode:], step.rows.starts[n_decode:], step.rows.n_tokens[n_decode:]
             )
-        forward = self._prepare_forward(step)
+        lasts = self._padded(step.rows.firsts + step.rows.n_tokens - 1)
+        piecewise = self._piecewise[slots is not None]
+        bucket = piecewise.bucket(len(step.ids))
+        self._plan_adapters(slots, bucket or len(step.ids), lasts)
+        forward = self._prepare_forward(step, piecewise, bucket)
         attention = self._attention.step(decode, prompts)
-        last_indices = to_device(self._padded(step.rows.firsts + step.rows.n_tokens - 1), self._device)
+        last_indices = to_device(lasts, self._device)
         if any(row.scoring for row in step.plan.rows):
             hidden = forward(attention, None)
             last = hidden.index_select(0, last_indices)
             self._compute_argmax(last, step.n_rows)
             return self._outputs(step.n_rows, hidden, last)
-        last = forward(attention, OutputTokens(last_indices, lambda: self._last_tokens_attention(step)))
+        outputs = OutputTokens(last_indices, lambda: self._last_tokens_attention(step))
+        if self._adapters is not None:
+            outputs = replace(outputs, select=self._adapters.select_outputs)
+        last = forward(attention, outputs)
         self._compute_argmax(last, step.n_rows)
         return self._outputs(step.n_rows, None, last)
 
@@ -314,19 +356,20 @@ class ModelRunner:
         The products of the last layer then have a number of rows that they had before. For another number cuBLAS
         may choose a kernel that was never used, which the driver loads only when the device is idle.
         """
-        n_rows = self._graphs.bucket(len(indices)) or len(indices)
+        n_rows = self._graphs[False].bucket(len(indices)) or len(indices)
         return np.pad(indices, (0, n_rows - len(indices)))
 
-    def _prepare_forward(self, step: PackedStep) -> Callable[[LayerAttention, OutputTokens | None], Tensor]:
-        """Enqueues the token inputs. Returns a callable that runs the layers, by piecewise graphs if one fits."""
+    def _prepare_forward(
+        self, step: PackedStep, piecewise: PiecewiseGraphs, bucket: int | None
+    ) -> Callable[[LayerAttention, OutputTokens | None], Tensor]:
+        """Enqueues the token inputs. Returns a callable that runs the layers, by piecewise graphs of a bucket."""
         ids, max_n_tokens = to_device(step.ids, self._device), int(step.rows.n_tokens.max())
-        bucket = self._piecewise.bucket(len(ids))
         sequences = () if self.states is None else self._sequences(step, self.states)
         if bucket is None:
             inputs = replace(self._batch.prepare(step.n_rows, ids, max_n_tokens), sequences=sequences)
             return partial(self._decoder, inputs, self.pool)
         self._batch.prepare_static(step.n_rows, ids, max_n_tokens, bucket)
-        return partial(self._piecewise.run, bucket, len(ids), self.pool, sequences)
+        return partial(piecewise.run, bucket, len(ids), self.pool, sequences)
 
     def _sequences(self, step: PackedStep, states: CudaStates) -> DeviceSequences:
         """Returns the staged rows, for layers that have states."""
@@ -348,7 +391,7 @@ class ModelRunner:
         self._staging.send(staged)
         return self._attention.step(decode, None)
 
-    def _stage_padding(self, bucket: int, variant: Variant) -> DecodeStep:
+    def _stage_padding(self, bucket: int, variant: Variant, *, has_adapters: bool) -> DecodeStep:
         """Stages a step of padding rows, for a graph capture."""
         staged = self._staging.stage()
         self._row_fields.pad(staged, 0, bucket)
@@ -357,6 +400,7 @@ class ModelRunner:
         no_rows = np.empty(0, np.int32)
         decode: DecodeStep = self._attention.plan_decode(staged, DecodeRows(no_rows, no_rows), bucket, variant)
         self._staging.send(staged)
+        self._plan_adapters(_no_slots(has_adapters), bucket)
         return decode
 
     def _decode(self, run: Callable[..., Tensor], step: DecodeStep) -> None:
@@ -390,6 +434,11 @@ class ModelRunner:
 
     def _outputs(self, n_rows: int, hidden: Tensor | None = None, last: Tensor | None = None) -> StepOutputs:
         return StepOutputs(self._logits[:n_rows], self._argmax_results[: 2 * n_rows].view(2, -1), hidden, last)
+
+
+def _no_slots(has_adapters: bool) -> Ints | None:
+    """Returns the slots of no token, for a step of padding that is computed with adapters or without."""
+    return np.empty(0, np.int32) if has_adapters else None
 
 
 def _decode_rows(step: PackedStep) -> DecodeRows:

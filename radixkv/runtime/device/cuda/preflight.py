@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from radixkv.checkpoints import Checkpoint
+from radixkv.runtime.device.adapters.cuda.loaded import memory_bytes
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype
 from radixkv.runtime.device.machine import (
     Gpu,
+    check_adapters_fit,
     check_block_tables,
     check_fp8_experts,
     check_kv_cache_dtype,
@@ -57,6 +59,10 @@ def check_for_cuda(checkpoint: Checkpoint, gpu: Gpu, settings: DeviceSettings) -
     if has_fp8 and config.experts is not None:
         check_fp8_experts(gpu)
     check_weights_fit(n_bytes + extra_bytes, gpu)
+    if settings.has_adapters:
+        adapter_bytes = memory_bytes(config, settings.max_loras, settings.max_lora_rank, torch_dtype)
+        check_adapters_fit(adapter_bytes, n_bytes, settings.max_loras, settings.max_lora_rank, gpu)
+        n_bytes += adapter_bytes
     states_bytes = 0
     if config.recurrent is not None:
         states_bytes = all_states_bytes(config.recurrent, torch_dtype, settings)

@@ -46,6 +46,8 @@ class OutputTokens:
     """[n] int32: indices of the tokens in the step. The last ones may be padding."""
     attention: Callable[[], LayerAttention]
     """Returns attention of these tokens, without padding; called after everything before it is enqueued."""
+    select: Callable[[], None] = lambda: None
+    """Called when all layers after this have these tokens alone."""
 
 
 class Decoder:
@@ -222,9 +224,11 @@ class Decoder:
         if output_tokens is not None and isinstance(last, AttentionMixer):
             activations = activations.with_heads(last.head_dim).of_tokens(output_tokens.indices)
             attention = output_tokens.attention()
+            output_tokens.select()
         self.mix(index, activations, pool, attention, sequences)
         if output_tokens is not None and not is_attention:
             activations = activations.of_tokens(output_tokens.indices)
+            output_tokens.select()
         return as_tensor(self._run_after_mixer(index, activations))
 
     def _run_after_mixer(self, index: int, activations: Activations) -> Rows:

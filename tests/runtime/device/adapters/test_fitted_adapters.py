@@ -80,15 +80,17 @@ def test_activated_lora_is_refused(tmp_path: Path) -> None:
     adapter(tmp_path / "a", QUERY, shape=(64, 48), alora_invocation_tokens=[5, 6])
     settings = AdapterConfig(lora_modules=(LoraModule("a", str(tmp_path / "a")),))
     with pytest.raises(CheckpointError, match="adapter 'a': .* activated LoRA"):
-        find_adapters(settings, config, device="cpu", n_ranks=1, task="generate")
+        find_adapters(settings, config, n_ranks=1, task="generate")
 
 
-def test_cuda_is_refused(tmp_path: Path) -> None:
+def test_ranks_and_other_tasks_are_refused(tmp_path: Path) -> None:
     config = config_of(tmp_path / "base", "grouped")
     settings = AdapterConfig(lora_modules=(LoraModule("a", "/nowhere"),))
-    with pytest.raises(ConfigError, match=r"adapters run on the CPU .*--device cpu"):
-        find_adapters(settings, config, device="cuda", n_ranks=1, task="generate")
-    assert find_adapters(AdapterConfig(), config, device="cuda", n_ranks=2, task="embed") == ()
+    with pytest.raises(ConfigError, match="without ranks .* tensor_parallel_size 2"):
+        find_adapters(settings, config, n_ranks=2, task="generate")
+    with pytest.raises(ConfigError, match="only generate .* task embed"):
+        find_adapters(settings, config, n_ranks=1, task="embed")
+    assert find_adapters(AdapterConfig(), config, n_ranks=2, task="embed") == ()
 
 
 def test_files_that_change_during_the_start_are_refused(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_files_that_change_during_the_start_are_refused(tmp_path: Path) -> None:
     settings = AdapterConfig(
         lora_modules=(LoraModule("a", str(tmp_path / "a")), LoraModule("b", str(tmp_path / "a")))
     )
-    found = find_adapters(settings, config, device="cpu", n_ranks=1, task="generate")
+    found = find_adapters(settings, config, n_ranks=1, task="generate")
     assert len({one.digest for one in found}) == len(open_adapters(found, config)) == 1
     write_adapter(tmp_path / "a", {QUERY: (64, 48)}, seed=2)
     with pytest.raises(CheckpointError, match="adapter 'a': .* have changed while the engine started"):

@@ -1,0 +1,66 @@
+"""All that a GPU has for adapters, from settings to slots with matrices."""
+
+from __future__ import annotations
+
+import torch
+
+from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
+from radixkv.runtime.device.adapters.cuda.loaded import SPARE_SLOTS, CudaAdapters
+from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory
+from radixkv.runtime.device.adapters.cuda.operations import CudaLoraOperations
+from radixkv.runtime.device.adapters.sources import open_adapters
+from radixkv.runtime.device.adapters.targets import target_shapes
+from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.ops.cuda.operations import CudaOperations
+
+
+class OpenedAdapters:
+    """The adapters of an engine on one GPU.
+
+    Build the decoder of ``operations``, then call ``load``.
+
+    Args:
+        settings: all of the device.
+        config: of the model.
+        operations: of the device.
+        dtype: of activations.
+        stream: of the steps.
+    """
+
+    def __init__(
+        self,
+        settings: DeviceSettings,
+        config: DecoderConfig,
+        operations: CudaOperations,
+        dtype: torch.dtype,
+        stream: torch.cuda.Stream,
+    ) -> None:
+        n_slots = settings.max_loras + SPARE_SLOTS
+        self._sources = settings.adapters
+        self._config = config
+        self._memory = AdapterMemory(n_slots, settings.max_lora_rank, dtype, stream.device)
+        self.adapters = CudaAdapters(self._memory, config, dtype, max_rank=settings.max_lora_rank, stream=stream)
+        """Those that rows may ask for."""
+        self.step = StepAdapters(
+            self.adapters.slots,
+            max_tokens=settings.max_num_batched_tokens,
+            max_rows=settings.max_num_seqs,
+            n_slots=n_slots,
+            device=stream.device,
+        )
+        """Those of a step's rows."""
+        self.operations = CudaLoraOperations(
+            operations, config.activation, target_shapes(config), self._memory, self.step
+        )
+        """Those of the decoder."""
+
+    def load(self) -> None:
+        """Allocates the memory of all slots, and loads the adapters of the settings.
+
+        Raises:
+            CheckpointError: one cannot be read, or has changed.
+        """
+        self._memory.allocate()
+        for folder in open_adapters(self._sources, self._config):
+            self.adapters.prepare(folder).put()

@@ -1,0 +1,115 @@
+"""The decoder with adapters over CUDA's operations in float32, against merged models of Transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from kernel_support import DEVICE, integers, on_kernels
+from test_gpu_kernels_decoder import SIZES, STATE_SIZES, World
+
+from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.checkpoints.adapters import AdapterFolder
+from radixkv.errors import CheckpointError
+from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
+from radixkv.runtime.device.adapters.cuda.loaded import CudaAdapters
+from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory
+from radixkv.runtime.device.adapters.cuda.operations import CudaLoraOperations
+from radixkv.runtime.device.adapters.targets import fitted, target_shapes
+from radixkv.runtime.device.model.decoder import OutputTokens
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.ops.base import Operations
+from radixkv.runtime.device.ops.cuda.operations import CudaOperations
+from support.checkpoints import save_checkpoint
+from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle
+from support.lora import linear_modules, merge, save_adapter
+
+pytestmark = on_kernels
+KINDS = ("llama3", "gemma3", "opt", "mixtral", "qwen3.5")
+"""Checkpoints that together have all kinds of products that adapters change, and all kinds of last mixers."""
+N_SLOTS, RANK = 3, 5
+
+
+class AdaptedWorld(World):
+    """A world whose decoder has the adapters of ``folders`` in slots."""
+
+    def __init__(self, checkpoint: Checkpoint, *folders: Path) -> None:
+        super().__init__(checkpoint, self._with_adapters)
+        self.memory.allocate()
+        for folder in folders:
+            self.adapters.prepare(self.opened(folder)).put()
+
+    def opened(self, folder: Path) -> AdapterFolder:
+        return fitted(AdapterFolder.open(folder, max_rank=RANK), self.config)
+
+    def _with_adapters(self, operations: CudaOperations, config: DecoderConfig) -> Operations:
+        device, dtype = torch.device(DEVICE), torch.float32
+        self.config = config
+        self.memory = AdapterMemory(N_SLOTS, RANK, dtype, device)
+        self.adapters = CudaAdapters(self.memory, config, dtype, max_rank=RANK, stream=None)
+        self.step = StepAdapters(self.adapters.slots, max_tokens=128, max_rows=8, n_slots=N_SLOTS, device=device)
+        return CudaLoraOperations(operations, config.activation, target_shapes(config), self.memory, self.step)
+
+    def plan(self, digest: str | None, outputs: list[int] | None = None) -> None:
+        """Plans a step whose tokens all have one adapter, or none."""
+        slots = np.full(self.n_tokens, -1 if digest is None else self.adapters.slots[digest], np.int32)
+        self.step.plan(slots, self.n_tokens, None if outputs is None else np.array(outputs, np.int32))
+
+
+@pytest.fixture(params=KINDS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
+    changes = HYBRIDS[request.param] | STATE_SIZES if request.param in HYBRIDS else CHECKPOINTS[request.param]
+    save_checkpoint(tmp_path / "model", **changes | SIZES)
+    return resolve(str(tmp_path / "model"))
+
+
+def test_the_decoder_agrees_with_merged_models(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    oracle = load_oracle(checkpoint)
+    every = linear_modules(oracle)
+    sql = save_adapter(tmp_path / "sql", oracle, every, seed=2)
+    law = save_adapter(tmp_path / "law", oracle, every[1::2], seed=3, rank=RANK)
+    world = AdaptedWorld(checkpoint, sql, law)
+    last = world.n_tokens - 1
+    with torch.inference_mode():
+        plain = World(checkpoint)
+        expected = oracle(torch.tensor([world.ids])).logits[0]
+        hidden = world.decoder(world.inputs, world.pool, world.attention())
+        assert torch.equal(hidden, plain.decoder(plain.inputs, plain.pool, plain.attention()))
+        world.plan(None)
+        world.check(world.decoder(world.inputs, world.pool, world.attention()), expected)
+        for folder in (law, sql):
+            merged = merge(load_oracle(checkpoint), folder)(torch.tensor([world.ids])).logits[0]
+            assert (merged - expected).abs().max() > 0.05, "the adapter changes something"
+            world.plan(world.opened(folder).digest, [last, 0, 0])
+            outputs = OutputTokens(integers([last, 0, 0]), lambda: world.attention(last), world.step.select_outputs)
+            hidden = world.decoder(world.inputs, world.pool, world.attention(), outputs)
+            world.check(hidden[:1], merged[-1:])
+            world.plan(world.opened(folder).digest)
+            world.check(world.decoder(world.inputs, world.pool, world.attention()), merged)
+        world.step.plan(None, 0)
+        world.check(world.decoder(world.inputs, world.pool, world.attention()), expected)
+
+
+@pytest.mark.parametrize("checkpoint", ["llama3"], indirect=True)
+def test_slots_come_and_go(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    oracle = load_oracle(checkpoint)
+    modules = linear_modules(oracle)
+    folders = [
+        save_adapter(tmp_path / str(seed), oracle, modules[seed::2], seed=seed, rank=2 + seed) for seed in range(4)
+    ]
+    world = AdaptedWorld(checkpoint, *folders[:3])
+    digests = [world.opened(folder).digest for folder in folders]
+    assert list(world.adapters.sizes) == digests[:3]
+    with pytest.raises(CheckpointError, match="room for 3 adapters"):
+        world.adapters.prepare(world.opened(folders[3]))
+    world.adapters.remove(digests[1])
+    world.adapters.prepare(world.opened(folders[3])).discard()
+    world.adapters.prepare(world.opened(folders[3])).put()
+    assert world.adapters.slots == {digests[0]: 0, digests[2]: 2, digests[3]: 1}
+    with torch.inference_mode():
+        for index in (0, 2, 3):
+            merged = merge(load_oracle(checkpoint), folders[index])(torch.tensor([world.ids])).logits[0]
+            world.plan(digests[index])
+            world.check(world.decoder(world.inputs, world.pool, world.attention()), merged)
