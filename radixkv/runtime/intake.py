@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from msgspec.structs import replace
 
 from radixkv.errors import InvalidRequest, shortened
 from radixkv.runtime.protocols.adapters import Adapters
-from radixkv.runtime.request import PromptScoring, Recovery, Request
+from radixkv.runtime.request import NO_ADAPTER, ActiveAdapter, PromptScoring, Recovery, Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.settings.config import MAX_SEED
@@ -43,6 +43,15 @@ class Sent(FromTenant, Protocol):
 
     @property
     def adapter(self) -> str: ...
+
+
+class Place(NamedTuple):
+    """Where a prompt is in the tree, and what computes it."""
+
+    namespace: Namespace
+    key: bytes
+    """Of the prompt, see ``Marks``."""
+    adapter: ActiveAdapter
 
 
 class Intake:
@@ -90,7 +99,7 @@ class Intake:
         check_ids(sampling.stop_token_ids, self._ready.vocab_size, "stop_token_ids")
         check_ids(sampling.logit_bias, self._ready.vocab_size, "logit_bias")
         self._check_priority(message)
-        namespace = self.namespace(message)
+        namespace, key, adapter = self.place(message, message.tokens)
         max_tokens = 1 if message.pooling is not None else self._max_tokens(n_prompt, sampling.max_tokens)
         if message.pooling is not None:
             self._check_pooling(message, message.pooling)
@@ -103,10 +112,11 @@ class Intake:
             Request(
                 id=message.id,
                 namespace=namespace,
-                tokens=bytearray() if choice else bytearray(message.tokens),
+                tokens=bytearray() if choice else bytearray(key),
                 n_prompt=n_prompt,
                 max_tokens=max_tokens,
                 sender=message.tenant,
+                adapter=adapter,
                 choice=choice,
                 sampling=replace(row_sampling, seed=(seed + choice) & MAX_SEED),
                 min_tokens=sampling.min_tokens,
@@ -138,13 +148,30 @@ class Intake:
     def namespace(self, message: Sent) -> Namespace:
         """Returns the namespace in which a sender's requests with the same cache salt and adapter share pages.
 
+        Those for activated LoRAs are in that of the model alone.
+
         Raises:
             InvalidRequest: there is no such tenant or adapter, it may use no salt, or the salt is too long.
         """
         adapter = message.adapter
         if adapter and not self._adapters.has(adapter):
             raise _not_loaded(adapter)
-        return self._without_adapter(message)._replace(adapter=adapter)
+        return self._without_adapter(message)._replace(adapter="" if adapter in self._adapters.marks else adapter)
+
+    def place(self, message: Sent, tokens: bytes) -> Place:
+        """Returns where a sender's prompt is in the tree. O(tokens) for an activated LoRA.
+
+        Raises:
+            InvalidRequest: as for ``namespace``.
+        """
+        namespace, adapter = self.namespace(message), message.adapter
+        if adapter not in self._adapters.marks:
+            return Place(namespace, tokens, ActiveAdapter(adapter))
+        key, position = self._adapters.marks.key(adapter, tokens)
+        if position is None:
+            return Place(namespace, key, NO_ADAPTER)
+        token = tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES]
+        return Place(namespace, key, ActiveAdapter(adapter, position, token))
 
     def namespaces(self, message: Invalidate) -> list[Namespace]:
         """Returns the namespaces that an invalidation means: without an adapter also those of all adapters so far.

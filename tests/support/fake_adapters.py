@@ -17,6 +17,7 @@ N_BYTES = 100
 class FakeRead:
     digest: str
     sizes: dict[str, int]
+    invocation_tokens: tuple[int, ...] | None = None
     n_bytes: int = N_BYTES
 
     def put(self) -> None:
@@ -29,13 +30,15 @@ class FakeDeviceAdapters:
     folders: Mapping[str, str] = field(default_factory=dict)
     """The digest of each folder that is an adapter."""
     sizes: dict[str, int] = field(default_factory=dict)
+    invocations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The invocation tokens of the digests that are activated LoRAs."""
     launched: Callable[[], Collection[str]] = tuple
     """Returns the digests of the rows of launched steps, which the device may still have to compute."""
 
     def read(self, name: str, path: str) -> FakeRead:
         if path not in self.folders:
             raise CheckpointError(f"adapter {name!r}: {path} has no adapter_config.json")
-        return FakeRead(self.folders[path], self.sizes)
+        return FakeRead(self.folders[path], self.sizes, self.invocations.get(self.folders[path]))
 
     def remove(self, digest: str) -> None:
         assert digest not in self.launched(), "a launched step would be computed without it"

@@ -12,6 +12,7 @@ from radixkv.runtime.adapters.registry import AdapterRegistry
 from radixkv.runtime.finished import Finished
 from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.runtime.step.adapters import DeviceAdapters, ReadAdapter
+from radixkv.tree.marks import Marks
 from radixkv.wire.adapter_messages import (
     AdapterCommand,
     AdapterLoaded,
@@ -44,12 +45,18 @@ class LoadableAdapters(Adapters):
         device: has the weights.
         adapters: those of the start.
         max_adapters: most adapters that are loaded at once; None: any number.
+
+    Raises:
+        CheckpointError: two activated LoRAs of the start have the same mark.
     """
 
     def __init__(
         self, device: DeviceAdapters, adapters: Sequence[ServedAdapter] = (), max_adapters: int | None = None
     ) -> None:
         self.served = tuple(adapters)
+        self.marks = Marks()
+        for adapter in adapters:
+            self._mark(adapter)
         self._device = device
         self._registry = AdapterRegistry(adapters, max_adapters)
         self._read: Finished[_Read] = Finished()
@@ -130,11 +137,20 @@ class LoadableAdapters(Adapters):
         self._threads.pop(message.name).join()
         if isinstance(outcome, RequestError):
             return _failed(message, outcome)
-        adapter = ServedAdapter(message.name, message.path, outcome.digest)
+        adapter = ServedAdapter(message.name, message.path, outcome.digest, outcome.invocation_tokens)
+        try:
+            self._mark(adapter)
+        except CheckpointError as error:
+            return _failed(message, InvalidRequest(str(error), param="lora_path"))
         if self._registry.add(adapter):
             outcome.put()
         self._names[adapter.digest] = adapter.name
         return AdapterLoaded(message.id, adapter)
+
+    def _mark(self, adapter: ServedAdapter) -> None:
+        """Gives an activated LoRA its mark. Raises ``CheckpointError`` if another one has it."""
+        if adapter.invocation_tokens is not None:
+            self.marks.add(adapter.digest, adapter.invocation_tokens)
 
 
 def _failed(message: AdapterCommand, error: RequestError) -> Failed:

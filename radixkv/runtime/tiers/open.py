@@ -27,6 +27,7 @@ from radixkv.runtime.tiers.stores.page_keys import KVIdentity, root_key
 from radixkv.runtime.tiers.stores.page_store import PageStore
 from radixkv.runtime.tiers.stores.shared_store import SharedStore
 from radixkv.tree.eviction_policies import open_eviction_policy
+from radixkv.tree.marks import Marks
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.tree.states import BLOCK_TOKENS
 
@@ -72,6 +73,7 @@ def open_tiers(
     objects: ObjectStore | None = None,
     *,
     page_quotas: PageQuotas | None = None,
+    marks: Marks | None = None,
 ) -> HostTier:
     """Opens the host tier, and the disk tier or shared store if there is to be one. Closes all on failure.
 
@@ -83,6 +85,7 @@ def open_tiers(
         host_memory_bytes: size of the host tier.
         objects: those of the shared store, which closes them; None: no shared store.
         page_quotas: divide the host tier's pages among tenants; None: nothing is divided.
+        marks: those in keys of sequences; None: there are none.
 
     Raises:
         ConfigError: a tier does not fit the machine, or the folder cannot be used.
@@ -125,7 +128,7 @@ def open_tiers(
             root = root_key(_kv_identity(resolved, checkpoint, executor))
             store = _open_store(resolved, copier.page_bytes, objects)
             on_failure.callback(store.close, timeout_s=0.0)
-            disk = StorageTier(host, store, root, copier.buffer, cost, state_buffers)
+            disk = StorageTier(host, store, root, copier.buffer, cost, state_buffers, marks=marks)
         host_tier = HostTier(
             cache,
             host,
