@@ -99,15 +99,6 @@ def open_loop(
             on_failure.callback(objects.close)
         executor = open_device(resolved, checkpoint, times)
         on_failure.callback(executor.close)
-        settings, adapters = resolved.device_settings, Adapters()
-        if executor.adapters is not None:
-            from radixkv.runtime.adapters.loading import LoadableAdapters
-
-            served = [
-                ServedAdapter(one.name, one.path, one.digest, one.invocation_tokens) for one in settings.adapters
-            ]
-            adapters = LoadableAdapters(executor.adapters, served, config.adapters.max_adapters)
-            on_failure.callback(adapters.close)
         pool, n_states, window_pages = executor.window_pool, executor.n_states, None
         if pool is not None:
             n_states = pool.n_slabs + pool.n_window_slabs  # a tail has its last page alone
@@ -129,17 +120,11 @@ def open_loop(
 
             host_shares = page_quotas(config.tenants)
             host_tier = open_tiers(
-                resolved,
-                checkpoint,
-                executor,
-                cache,
-                host_bytes,
-                objects,
-                page_quotas=host_shares,
-                marks=adapters.marks,
+                resolved, checkpoint, executor, cache, host_bytes, objects, page_quotas=host_shares
             )
             on_failure.callback(host_tier.close, timeout_s=0.0)
             times.end("tiers")
+        settings = resolved.device_settings
         limits = SchedulerLimits(
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -170,6 +155,17 @@ def open_loop(
             from radixkv.runtime.pauses.pauses import Pauses
 
             pauses = Pauses(cache)
+        adapters: Adapters | None = None
+        if executor.adapters is not None:
+            from radixkv.runtime.adapters.loading import LoadableAdapters
+
+            served = [
+                ServedAdapter(one.name, one.path, one.digest, one.invocation_tokens) for one in settings.adapters
+            ]
+            adapters = LoadableAdapters(
+                executor.adapters, served, config.adapters.max_adapters, marks=cache.tree.marks
+            )
+            on_failure.callback(adapters.close)
         scheduler = open_scheduler(
             cache,
             limits,

@@ -47,9 +47,9 @@ class Marks:
         """The invocation tokens of each adapter, by its digest."""
         self._marks: dict[int, Mark] = {}
 
-    def __bool__(self) -> bool:
-        """Whether keys can have marks."""
-        return bool(self._marks)
+    def __len__(self) -> int:
+        """The number of adapters that have marks."""
+        return len(self._marks)
 
     def __contains__(self, adapter: object) -> bool:
         """Whether a digest is that of an activated LoRA. O(1)."""
@@ -88,21 +88,20 @@ class Marks:
         return MarkedKey(tokens, None) if position is None else MarkedKey(_put(adapter, tokens, position), position)
 
     def other_keys(self, adapter: str, tokens: bytes) -> Iterator[tuple[str, bytes]]:
-        """Yields other keys of a prompt, each with the digest of its adapter: first that of the model alone.
+        """Yields the keys with a mark that a prompt has with other adapters, each with the digest of its adapter.
 
         O(bytes) for each activated LoRA.
 
         Args:
-            adapter: digest of an activated LoRA; empty: the model alone, whose key is not yielded.
+            adapter: digest of the adapter whose key is left out.
             tokens: the prompt, little-endian int32.
         """
-        own = self.key(adapter, tokens).key
-        for other in ("", *self._invocations):
-            key = self.key(other, tokens).key
-            if key != own and (not other or key != tokens):
+        for other in self._invocations:
+            key, position = self.key(other, tokens)
+            if other != adapter and position is not None:
                 yield other, key
 
-    def continued_keys(self, adapter: str, prefix: bytes) -> Iterator[bytes]:
+    def prefixes(self, adapter: str, prefix: bytes) -> Iterator[bytes]:
         """Yields how the keys of prompts that begin with a prefix may begin. O(bytes).
 
         They have no mark, if another invocation follows, or one where an invocation begins, which may end behind

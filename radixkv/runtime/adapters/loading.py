@@ -45,16 +45,22 @@ class LoadableAdapters(Adapters):
         device: has the weights.
         adapters: those of the start.
         max_adapters: most adapters that are loaded at once; None: any number.
+        marks: gets those of activated LoRAs; None: nothing reads them.
 
     Raises:
         CheckpointError: two activated LoRAs of the start have the same mark.
     """
 
     def __init__(
-        self, device: DeviceAdapters, adapters: Sequence[ServedAdapter] = (), max_adapters: int | None = None
+        self,
+        device: DeviceAdapters,
+        adapters: Sequence[ServedAdapter] = (),
+        max_adapters: int | None = None,
+        *,
+        marks: Marks | None = None,
     ) -> None:
         self.served = tuple(adapters)
-        self.marks = Marks()
+        self._marks = Marks() if marks is None else marks
         for adapter in adapters:
             self._mark(adapter)
         self._device = device
@@ -150,7 +156,7 @@ class LoadableAdapters(Adapters):
     def _mark(self, adapter: ServedAdapter) -> None:
         """Gives an activated LoRA its mark. Raises ``CheckpointError`` if another one has it."""
         if adapter.invocation_tokens is not None:
-            self.marks.add(adapter.digest, adapter.invocation_tokens)
+            self._marks.add(adapter.digest, adapter.invocation_tokens)
 
 
 def _failed(message: AdapterCommand, error: RequestError) -> Failed:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from radixkv.errors import UnsupportedFeature
-from radixkv.tree.marks import Marks
 from radixkv.wire.adapter_messages import AdapterCommand, ServedAdapter
 from radixkv.wire.messages import Failed, FromRuntime
 from radixkv.wire.stats import AdapterStats
@@ -22,8 +21,6 @@ class Adapters:
     """Those of the start."""
     names: Mapping[str, str] = MappingProxyType({})
     """The name that each adapter had last, by its digest."""
-    marks: Marks = Marks()
-    """Those of activated LoRAs, in keys."""
 
     @property
     def is_busy(self) -> bool:

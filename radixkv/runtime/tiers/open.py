@@ -27,7 +27,6 @@ from radixkv.runtime.tiers.stores.page_keys import KVIdentity, root_key
 from radixkv.runtime.tiers.stores.page_store import PageStore
 from radixkv.runtime.tiers.stores.shared_store import SharedStore
 from radixkv.tree.eviction_policies import open_eviction_policy
-from radixkv.tree.marks import Marks
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.tree.states import BLOCK_TOKENS
 
@@ -73,7 +72,6 @@ def open_tiers(
     objects: ObjectStore | None = None,
     *,
     page_quotas: PageQuotas | None = None,
-    marks: Marks | None = None,
 ) -> HostTier:
     """Opens the host tier, and the disk tier or shared store if there is to be one. Closes all on failure.
 
@@ -85,7 +83,6 @@ def open_tiers(
         host_memory_bytes: size of the host tier.
         objects: those of the shared store, which closes them; None: no shared store.
         page_quotas: divide the host tier's pages among tenants; None: nothing is divided.
-        marks: those in keys of sequences; None: there are none.
 
     Raises:
         ConfigError: a tier does not fit the machine, or the folder cannot be used.
@@ -110,7 +107,7 @@ def open_tiers(
             state_block_tokens=block_tokens,
             window_pages=window_pages,
         )
-        host.tree.history = cache.tree.history
+        host.tree.history, host.tree.marks = cache.tree.history, cache.tree.marks
         state_buffers = copier.state_buffers if copier.n_state_slots else None
         n_state_pages = 0 if state_buffers is None else len(state_buffers(0))
         host_states, n_more = copied_states(host, n_state_pages), 0
@@ -128,7 +125,7 @@ def open_tiers(
             root = root_key(_kv_identity(resolved, checkpoint, executor))
             store = _open_store(resolved, copier.page_bytes, objects)
             on_failure.callback(store.close, timeout_s=0.0)
-            disk = StorageTier(host, store, root, copier.buffer, cost, state_buffers, marks=marks)
+            disk = StorageTier(host, store, root, copier.buffer, cost, state_buffers)
         host_tier = HostTier(
             cache,
             host,

@@ -13,7 +13,6 @@ from radixkv.runtime.tiers.storage_changes import StorageChanges
 from radixkv.runtime.tiers.stores.page_keys import KeyChain, StateKeys, namespace_key
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore
 from radixkv.runtime.tiers.tier_link import MAX_OFFERS_PER_TURN, Load, Offer, StateCopy, Store, TierLink
-from radixkv.tree.marks import Marks
 from radixkv.tree.node import TOKEN_BYTES, Namespace, State
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.stats import DiskStats, SharedStoreStats
@@ -83,8 +82,6 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     slot_buffer: Callable[[int], memoryview]
     cost: LoadCost
     state_buffers: Callable[[int], list[memoryview]] | None = None
-    marks: Marks | None = None
-    """Those in keys of sequences; None: there are none."""
     n_lookups: int = 0
     """Lookups that have finished."""
     look_up_seconds: float = 0.0
@@ -99,7 +96,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
 
     def __post_init__(self) -> None:
         page_token_bytes = self.host.page_size * TOKEN_BYTES
-        self._chain = KeyChain(self.root, page_token_bytes, self.marks)
+        self._chain = KeyChain(self.root, page_token_bytes, self.host.tree.marks)
         self.changes = StorageChanges(self.store, self._chain, page_token_bytes)
         self.upper, self._upper_part = self.host, 4
         self._max_pages_in_store = _MAX_WRITTEN_BYTES // self.store.page_bytes
