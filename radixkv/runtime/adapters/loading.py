@@ -60,7 +60,8 @@ class LoadableAdapters(Adapters):
         marks: Marks | None = None,
     ) -> None:
         self.served = tuple(adapters)
-        self._marks = Marks() if marks is None else marks
+        self.marks = Marks() if marks is None else marks
+        """Those of activated LoRAs, which the tree's keys have."""
         for adapter in adapters:
             self._mark(adapter)
         self._device = device
@@ -156,7 +157,7 @@ class LoadableAdapters(Adapters):
     def _mark(self, adapter: ServedAdapter) -> None:
         """Gives an activated LoRA its mark. Raises ``CheckpointError`` if another one has it."""
         if adapter.invocation_tokens is not None:
-            self._marks.add(adapter.digest, adapter.invocation_tokens)
+            self.marks.add(adapter.digest, adapter.invocation_tokens)
 
 
 def _failed(message: AdapterCommand, error: RequestError) -> Failed:
