@@ -61,7 +61,16 @@ def peft_answers(base: Any, folder: Path, all_ids: list[list[int]]) -> list[list
     return answers
 
 
-@pytest.mark.parametrize("name", ["tiny", *CHECKPOINTS, *(one for one in HYBRIDS if one.startswith("qwen"))])
+NOT_OF_PEFT = {"qwen3-moe", "qwen3-moe-alternating", "qwen3-next", "opt"}
+"""Models for which PEFT 0.21.2 has no activated LoRA: it refuses to wrap their experts, or fails on flat rows."""
+NAMES = [
+    name
+    for name in (*CHECKPOINTS, *HYBRIDS)
+    if name not in NOT_OF_PEFT and (name in CHECKPOINTS or name.startswith("qwen"))
+]
+
+
+@pytest.mark.parametrize("name", ["tiny", *NAMES])
 def test_greedy_answers_are_those_of_peft(tmp_path: Path, name: str) -> None:
     """Each prompt after another request has left the model's pages, and again after its own."""
     if name == "tiny":

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from radixkv import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from radixkv.checkpoints import resolve
+from radixkv.runtime.device.adapters.rows import StepRows
+from radixkv.runtime.intake import Intake
+from radixkv.runtime.step.plan import Row
+from radixkv.tree import marks
+from radixkv.tree.marks import Marks
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, random_ids
 from support.lora import linear_modules, save_adapter
@@ -289,3 +295,88 @@ def test_other_bytes_under_a_name_never_hit_and_the_same_ones_do(folders: Path) 
         llm.load_lora_adapter("again", folders / "judge")
         same = generate(llm, PROMPT, LoRARequest("again"), long)
         assert (same.num_cached_tokens, same.outputs) == (80, expected[JUDGE])
+
+
+def act_a_token_late(patch: pytest.MonkeyPatch) -> None:
+    _change_rows(patch, lambda row: replace(row, adapter_start=row.adapter_start + 1))
+
+
+def act_a_token_early(patch: pytest.MonkeyPatch) -> None:
+    """It writes into a page that the model's requests copy from."""
+    _change_rows(patch, lambda row: replace(row, adapter_start=row.adapter_start - 1))
+
+
+def act_on_whole_rows(patch: pytest.MonkeyPatch) -> None:
+    _change_rows(patch, lambda row: replace(row, adapter_start=0))
+
+
+def _change_rows(patch: pytest.MonkeyPatch, change: Callable[[Row], Row]) -> None:
+    plan = StepRows.plan
+    patch.setattr(
+        StepRows, "plan", lambda self, rows: plan(self, [change(row) if row.adapter else row for row in rows])
+    )
+
+
+def ignore_the_mark(patch: pytest.MonkeyPatch) -> None:
+    """The tree takes pages of the adapter for the model's."""
+    place = Intake.place
+    patch.setattr(Intake, "place", lambda self, message, tokens: place(self, message, tokens)._replace(key=tokens))
+
+
+def give_all_adapters_one_mark(patch: pytest.MonkeyPatch) -> None:
+    """As if it were used again too early."""
+    patch.setattr(marks, "_number", lambda adapter: -7)
+    patch.setattr(
+        Marks, "add", lambda self, adapter, tokens: ADD(self, ONE_ADAPTER, tokens) or _know(self, adapter)
+    )
+
+
+def activate_at_the_first_invocation(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(marks, "_last_place", lambda tokens, invocation: tokens.find(invocation) // 4)
+
+
+ADD, ONE_ADAPTER = Marks.add, "1" * 64
+
+
+def _know(known: Marks, adapter: str) -> None:
+    known._invocations[adapter] = known._invocations[ONE_ADAPTER]
+
+
+def check_everything(folders: Path, expected: dict[Any, Any], twice: list[int]) -> None:
+    """Answers of the model and of both adapters in turn are those expected, whatever is cached."""
+    with opened(folders / "base", lora_modules=modules(folders), max_num_batched_tokens=64, max_num_seqs=8) as llm:
+        for _ in range(2):
+            for prompt in (PROMPT, twice):
+                for request in (JUDGE, None, RANK, SQL):
+                    found = generate(llm, prompt, request).outputs
+                    assert found == expected[len(prompt), request], "another answer"
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        None,
+        act_a_token_late,
+        act_a_token_early,
+        act_on_whole_rows,
+        ignore_the_mark,
+        give_all_adapters_one_mark,
+        activate_at_the_first_invocation,
+    ],
+)
+def test_mutants_give_other_answers(
+    folders: Path, monkeypatch: pytest.MonkeyPatch, mutant: Callable[[pytest.MonkeyPatch], None] | None
+) -> None:
+    twice = [*HEAD[:20], *INVOCATION, *HEAD[20:], *INVOCATION, 5]
+    with opened(folders / "base", lora_modules=modules(folders)) as llm:
+        expected = {
+            (len(prompt), request): cold(llm, prompt, request)
+            for prompt in (PROMPT, twice)
+            for request in (None, JUDGE, RANK, SQL)
+        }
+    if mutant is None:
+        check_everything(folders, expected, twice)
+        return
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError, match="another answer"):
+        check_everything(folders, expected, twice)
