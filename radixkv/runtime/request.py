@@ -233,7 +233,7 @@ class Request:
 
     @property
     def prompt(self) -> bytearray:
-        """A copy of the prompt, little-endian int32. O(tokens)."""
+        """A copy of the prompt's key, little-endian int32. O(tokens)."""
         return self.tokens[: self.n_prompt * TOKEN_BYTES]
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,11 @@ from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, random_ids
 from support.lora import linear_modules, save_adapter
 
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
-peft = pytest.importorskip("peft", reason="PEFT is installed by `make test-nightly`")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    peft = pytest.importorskip("peft", reason="PEFT is installed by `make test-nightly`")
+
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]
 
 INVOCATION = [7, 9, 11]
 JUDGE = LoRARequest("judge")
