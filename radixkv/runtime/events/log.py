@@ -33,11 +33,11 @@ class EventLog:
     ) -> None:
         self._adapter_names = adapter_names
         self._marks = device.tree.marks
-        self._activated: dict[Medium, dict[int, str]] = {"GPU": {}, **{one.medium: {} for one in tiers}}
-        """By tier, the digests of the adapters of the pages that activated LoRAs have computed, by their hashes."""
         self._page_size = device.page_size
         self._shows_salted_tokens = shows_salted_tokens
         self._tiers = [TierChanges("GPU", device.tree.record_changes(), device.tree.computed_pages), *tiers]
+        self._activated: dict[Medium, dict[int, str]] = {one.medium: {} for one in self._tiers}
+        """By tier: of the pages that activated LoRAs have computed, the digest of the adapter by their hash."""
 
     def take(self) -> list[Event]:
         """Returns the events since the last call. O(1) if nothing has changed, else O(pages that have changed)."""
