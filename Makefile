@@ -90,7 +90,8 @@ test-nightly: $(VENV)/.ready $(ALL_CLIENTS) $(NIGHTLY)/.ready  ## what takes too
 	$(ONE_THREAD) $(VENV)/bin/pytest -m 'nightly or hypothesis' --ignore tests/gpu --numprocesses 2 --dist load \
 		--hypothesis-profile nightly --hypothesis-seed $(SEED)
 	TRITON_INTERPRET=1 $(KERNEL_TESTS) tests/gpu/test_gpu_kernels*.py tests/gpu/test_gpu_sampler*.py
-	$(KERNEL_TESTS) tests/gpu/test_gpu_kernels_targets.py tests/checkpoints/test_peft_adapters.py
+	$(KERNEL_TESTS) tests/gpu/test_gpu_kernels_targets.py tests/checkpoints/test_peft_adapters.py \
+		tests/llm/test_activated_adapters_of_peft.py
 	$(VENV)/bin/python bench/soak.py --seed $(SEED) --output-file $(NIGHTLY)/soak.jsonl
 	$(VENV)/bin/python bench/gpu_soak.py --device cpu --requests 5000 --seed $(SEED) --output-file $(NIGHTLY)/soak.jsonl
 	$(MAKE) test-api SEED=$(SEED)

@@ -114,7 +114,7 @@ class PromptEncoder:
         kept_answers = None if self.adds_special_tokens else self.served_model.kept_answers
         history = None
         if kept_answers is not None:
-            history = kept_answers.look_up(text, self.cache_salt, self.tenant, self.served_model.adapter)
+            history = kept_answers.look_up(text, self.cache_salt, self.tenant, self.served_model.first_adapter)
         if history is not None and history.has_kept_tokens:
             if (tokens := await self._history(history)) is not None:
                 return EncodedConversation(tokens, kept_answers, history)

@@ -16,6 +16,7 @@ from radixkv.generation.models import GenerationModel
 from radixkv.generation.nonces import NonceFilter
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.settings.config import Task
+from radixkv.tree.marks import Marks
 from radixkv.wire.adapter_messages import ServedAdapter
 from radixkv.wire.messages import Pooling
 from radixkv.wire.request_limits import check_cache_salt, check_session_id
@@ -48,6 +49,8 @@ class ServedModel(GenerationModel):
     """Further names that requests may have."""
     adapter: str = ""
     """Digest of the adapter that this is the model with; empty: the model alone."""
+    invocation_tokens: tuple[int, ...] | None = None
+    """Of an activated LoRA, which acts from their last occurrence in a prompt on; None: it acts everywhere."""
     parent: str | None = None
     """With an adapter: the name of the model alone."""
     alone: ServedModel | None = field(default=None, compare=False, repr=False)
@@ -105,6 +108,19 @@ class ServedModel(GenerationModel):
             return None
         return KeptAnswers.create(self.tokenizer, self.eos_token_ids)
 
+    @property
+    def first_adapter(self) -> str:
+        """Digest of the adapter that computes the beginnings of prompts: an activated LoRA does not."""
+        return self.adapter if self.invocation_tokens is None else ""
+
+    def key(self, tokens: bytes) -> bytes:
+        """Returns the key of a prompt: those of two prompts begin alike as far as they share pages. O(tokens)."""
+        if self.invocation_tokens is None:
+            return tokens
+        marks = Marks()
+        marks.add(self.adapter, self.invocation_tokens)
+        return marks.key(self.adapter, tokens).key
+
     def without_nonces(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Returns messages as the template gets them, and counts no nonce. O(messages)."""
         return messages if self.nonce_filter is None else NonceFilter().remove(messages)
@@ -140,6 +156,7 @@ class ServedModel(GenerationModel):
             other_names=(),
             root=adapter.path,
             adapter=adapter.digest,
+            invocation_tokens=adapter.invocation_tokens,
             parent=self.name,
             alone=self,
         )

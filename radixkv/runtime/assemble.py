@@ -202,6 +202,7 @@ def assemble_loop(
         eos_token_ids=eos_token_ids,
         seed=seed,
         adapters=adapters,
+        marks=cache.tree.marks,
         clock=clock,
     )
     gate = GrammarGate(open_grammars or _refuse_grammars, limits.max_queued_requests)

@@ -9,18 +9,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from msgspec.structs import replace
 
 from radixkv.errors import InvalidRequest, shortened
 from radixkv.runtime.protocols.adapters import Adapters
-from radixkv.runtime.request import PromptScoring, Recovery, Request
+from radixkv.runtime.request import NO_ADAPTER, ActiveAdapter, PromptScoring, Recovery, Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.settings.config import MAX_SEED
 from radixkv.settings.tenants import OPERATOR, TenantConfig
+from radixkv.tree.marks import Marks
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_messages import Invalidate
 from radixkv.wire.messages import Pooling, Ready, Submit
@@ -45,6 +46,15 @@ class Sent(FromTenant, Protocol):
     def adapter(self) -> str: ...
 
 
+class Place(NamedTuple):
+    """Where a prompt is in the tree, and what computes it."""
+
+    namespace: Namespace
+    key: bytes
+    """Of the prompt, see ``Marks``."""
+    adapter: ActiveAdapter
+
+
 class Intake:
     """Validates messages and makes requests of them.
 
@@ -54,6 +64,7 @@ class Intake:
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         seed: seed of the generators that draw seeds for requests without one, one generator a tenant.
         adapters: those that requests may ask for; None: there are none.
+        marks: in keys, those of activated LoRAs; None: there are none.
         clock: seconds, monotonic.
     """
 
@@ -65,10 +76,12 @@ class Intake:
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
         adapters: Adapters | None = None,
+        marks: Marks | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._ready = ready
         self._adapters = adapters or Adapters()
+        self._marks = Marks() if marks is None else marks
         self._tenants = {
             tenant.name: tenant for tenant in tenants or (TenantConfig(OPERATOR, cache_salt="request"),)
         }
@@ -90,7 +103,7 @@ class Intake:
         check_ids(sampling.stop_token_ids, self._ready.vocab_size, "stop_token_ids")
         check_ids(sampling.logit_bias, self._ready.vocab_size, "logit_bias")
         self._check_priority(message)
-        namespace = self.namespace(message)
+        namespace, key, adapter = self.place(message, message.tokens)
         max_tokens = 1 if message.pooling is not None else self._max_tokens(n_prompt, sampling.max_tokens)
         if message.pooling is not None:
             self._check_pooling(message, message.pooling)
@@ -103,10 +116,11 @@ class Intake:
             Request(
                 id=message.id,
                 namespace=namespace,
-                tokens=bytearray() if choice else bytearray(message.tokens),
+                tokens=bytearray() if choice else bytearray(key),
                 n_prompt=n_prompt,
                 max_tokens=max_tokens,
                 sender=message.tenant,
+                adapter=adapter,
                 choice=choice,
                 sampling=replace(row_sampling, seed=(seed + choice) & MAX_SEED),
                 min_tokens=sampling.min_tokens,
@@ -138,26 +152,54 @@ class Intake:
     def namespace(self, message: Sent) -> Namespace:
         """Returns the namespace in which a sender's requests with the same cache salt and adapter share pages.
 
+        Those for activated LoRAs are in that of the model alone.
+
         Raises:
             InvalidRequest: there is no such tenant or adapter, it may use no salt, or the salt is too long.
         """
         adapter = message.adapter
         if adapter and not self._adapters.has(adapter):
             raise _not_loaded(adapter)
-        return self._without_adapter(message)._replace(adapter=adapter)
+        return self._without_adapter(message)._replace(adapter="" if adapter in self._marks else adapter)
 
-    def namespaces(self, message: Invalidate) -> list[Namespace]:
-        """Returns the namespaces that an invalidation means: without an adapter also those of all adapters so far.
+    def place(self, message: Sent, tokens: bytes) -> Place:
+        """Returns where a sender's prompt is in the tree. O(tokens) for an activated LoRA.
 
         Raises:
             InvalidRequest: as for ``namespace``.
         """
-        namespace = self._without_adapter(message)
-        if message.adapter is None:
-            return [namespace, *(namespace._replace(adapter=digest) for digest in self._adapters.names)]
-        if message.adapter and message.adapter not in self._adapters.names:
-            raise _not_loaded(message.adapter)
-        return [namespace._replace(adapter=message.adapter)]
+        namespace, adapter = self.namespace(message), message.adapter
+        if adapter not in self._marks:
+            return Place(namespace, tokens, ActiveAdapter(adapter))
+        key, position = self._marks.key(adapter, tokens)
+        if position is None:
+            return Place(namespace, key, NO_ADAPTER)
+        token = tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES]
+        return Place(namespace, key, ActiveAdapter(adapter, position, token))
+
+    def prefixes(self, message: Invalidate, tokens: bytes) -> list[tuple[Namespace, bytes]]:
+        """Returns the prefixes of keys that an invalidation means: without an adapter also those of all so far.
+
+        O(tokens) for each activated LoRA.
+
+        Args:
+            message: the invalidation.
+            tokens: with which the prompts begin, little-endian int32.
+
+        Raises:
+            InvalidRequest: as for ``namespace``.
+        """
+        namespace, names = self._without_adapter(message), self._adapters.names
+        adapters = ("", *names) if message.adapter is None else (message.adapter,)
+        found: dict[tuple[Namespace, bytes], None] = {}
+        for adapter in adapters:
+            if adapter and adapter not in names:
+                raise _not_loaded(adapter)
+            if adapter in self._marks:
+                found |= dict.fromkeys((namespace, key) for key in self._marks.prefixes(adapter, tokens))
+            else:
+                found[namespace._replace(adapter=adapter), tokens] = None
+        return list(found)
 
     def _without_adapter(self, message: FromTenant) -> Namespace:
         """Returns the namespace of a message for the model alone. Raises ``InvalidRequest``, see ``namespace``."""

@@ -387,7 +387,7 @@ class Loop:
 
     def _uses(self, adapter: str) -> bool:
         """Returns whether a request or a launched step has the adapter of a digest. O(requests + rows)."""
-        return any(live.choices[0].namespace.adapter == adapter for live in self._live.values()) or any(
+        return any(live.choices[0].adapter.digest == adapter for live in self._live.values()) or any(
             row.adapter == adapter for plan in self.scheduler.launched_plans for row, _ in plan.rows()
         )
 

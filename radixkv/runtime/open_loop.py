@@ -159,8 +159,12 @@ def open_loop(
         if executor.adapters is not None:
             from radixkv.runtime.adapters.loading import LoadableAdapters
 
-            served = [ServedAdapter(one.name, one.path, one.digest) for one in settings.adapters]
-            adapters = LoadableAdapters(executor.adapters, served, config.adapters.max_adapters)
+            served = [
+                ServedAdapter(one.name, one.path, one.digest, one.invocation_tokens) for one in settings.adapters
+            ]
+            adapters = LoadableAdapters(
+                executor.adapters, served, config.adapters.max_adapters, marks=cache.tree.marks
+            )
             on_failure.callback(adapters.close)
         scheduler = open_scheduler(
             cache,

@@ -96,6 +96,20 @@ class FirstRow(NamedTuple):
     """None if less than a page was missing."""
 
 
+class ActiveAdapter(NamedTuple):
+    """The adapter that acts on a request, and from where on."""
+
+    digest: str = ""
+    """Empty: none acts."""
+    start: int = 0
+    """First position on which it acts."""
+    token: bytes = b""
+    """Of an activated LoRA: the token at ``start``, little-endian int32, where ``Request.tokens`` has a mark."""
+
+
+NO_ADAPTER = ActiveAdapter()
+
+
 @dataclass(slots=True)
 class PromptScoring:
     """The logprobs of prompt tokens that a request reports."""
@@ -110,8 +124,7 @@ class PromptScoring:
         last = min(end, request.n_prompt - 1)
         if last < max(self.end, start + 1):
             return None
-        targets = bytes(request.tokens[(start + 1) * TOKEN_BYTES : (last + 1) * TOKEN_BYTES])
-        return Scoring(targets, self.n_logprobs)
+        return Scoring(request.text(start + 1, last + 1), self.n_logprobs)
 
     def take(self, request: Request, start: int, logprobs: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
         """Returns those of a row's prompt logprobs that were not reported before, if any, and counts them.
@@ -134,7 +147,8 @@ class Request:
     id: str
     namespace: Namespace
     tokens: bytearray
-    """All known tokens, prompt then output, as little-endian int32.
+    """All known tokens, prompt then output, as little-endian int32: their *key*, which has a mark in place of a
+    token if an activated LoRA acts on them, see ``tree.marks``. ``text`` returns the tokens themselves.
 
     A choice that follows has none. It gets the prompt from its leader when it forks or leads, so that a waiting
     request holds its prompt once."""
@@ -144,6 +158,7 @@ class Request:
     """Maximum number of output tokens."""
     sender: str = OPERATOR
     """Who has sent it."""
+    adapter: ActiveAdapter = NO_ADAPTER
     choice: int = 0
     """Index of the choice in its request."""
     sampling: RowSampling = GREEDY
@@ -218,7 +233,7 @@ class Request:
 
     @property
     def prompt(self) -> bytearray:
-        """A copy of the prompt, little-endian int32. O(tokens)."""
+        """A copy of the prompt's key, little-endian int32. O(tokens)."""
         return self.tokens[: self.n_prompt * TOKEN_BYTES]
 
     @property
@@ -275,6 +290,13 @@ class Request:
         n_outputs = self.n_outputs
         return (self.min_tokens if n_outputs < self.min_tokens else self.max_tokens) - n_outputs - 1
 
+    def text(self, start: int, end: int) -> bytes:
+        """Returns the tokens of positions ``start .. end - 1``, little-endian int32. O(tokens)."""
+        tokens, mark = bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]), self.adapter.start - start
+        if not self.adapter.token or not 0 <= mark < end - start:
+            return tokens
+        return tokens[: mark * TOKEN_BYTES] + self.adapter.token + tokens[(mark + 1) * TOKEN_BYTES :]
+
     def make_row(self, start: int, end: int, write_start: int, step: int, drafts: bytes = b"") -> Row:
         """Returns its row of a step that will be launched, and updates its state for the launch.
 
@@ -289,7 +311,7 @@ class Request:
             step: number of the step.
             drafts: guesses of the tokens that follow, little-endian int32; none unless all tokens are known.
         """
-        blocks, n_known = self.blocks, self.n_known
+        blocks, n_known, adapter = self.blocks, self.n_known, self.adapter
         window_start, window_pages = blocks.window.take_news() if blocks.window.pages else (0, ())
         n_drafts = len(drafts) // TOKEN_BYTES
         is_last = end == n_known + self.n_output_placeholders
@@ -298,7 +320,7 @@ class Request:
             batch_slot=self.batch_slot,
             start=start,
             n_tokens=end - start + n_drafts,
-            tokens=bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]) + drafts if end <= n_known else None,
+            tokens=self.text(start, end) + drafts if end <= n_known else None,
             write_start=write_start,
             table_start=blocks.n_on_device,
             table_pages=tuple(blocks.pages[blocks.n_on_device :]),
@@ -308,7 +330,8 @@ class Request:
             pooling=self.pooling if is_last else None,
             window_start=window_start,
             window_pages=window_pages,
-            adapter=self.namespace.adapter,
+            adapter=adapter.digest if adapter.start < end else "",
+            adapter_start=adapter.start,
         )
         blocks.n_on_device = len(blocks.pages)
         if start < self.n_prompt:
@@ -330,7 +353,7 @@ class Request:
         index = len(self.tokens) // TOKEN_BYTES - self.n_prompt + self.n_output_placeholders
         history = None
         if self.needs_history:
-            history = History(bytes(self.tokens), self.n_prompt)
+            history = History(self.text(0, self.n_known), self.n_prompt)
             self.needs_history = False
         # The mask of a masked row has the bans, because it must not become empty.
         banned = settings.banned if index < self.min_tokens and not settings.is_masked else ()

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from radixkv.tree.digest import chained_xxh3_64, digest_at, namespace_digest
 from radixkv.tree.history import Departure, PageHistory
+from radixkv.tree.marks import Marks
 from radixkv.tree.neighbours import Neighbour, Neighbours, find_neighbours
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Node, walk
 
@@ -51,9 +52,12 @@ class Explanation(NamedTuple):
     cached_tokens: bytes = b""
     """Tokens of the neighbour that shares more, from ``first_difference`` to the end of its page."""
     namespace: Namespace | None = None
-    """With ``other_namespace``: the namespace that has the longest prefix of the prompt cached."""
+    """With ``other_namespace``: the namespace that has the longest prefix of the prompt cached. Activated LoRAs
+    count as namespaces of their own."""
     n_tokens_elsewhere: int | None = None
     """With ``other_namespace``: the length of that prefix in tokens."""
+    adapter_elsewhere: str | None = None
+    """With ``other_namespace``: digest of the adapter, empty for none, if that is all that differs."""
     n_partial: int = 0
     """Leading tokens after the match that a computed page shares, whose KV a request can therefore copy."""
     comes_back: bool = False
@@ -75,6 +79,8 @@ def explain_match(
     tokens: bytes,
     page_bytes: int,
     history: PageHistory,
+    marks: Marks,
+    *,
     contents: bool,
     max_namespaces: int | None = None,
 ) -> Explanation:
@@ -86,9 +92,10 @@ def explain_match(
     Args:
         roots: the root of each namespace.
         namespace: the prompt's.
-        tokens: the prompt's, little-endian int32.
+        tokens: the prompt's key, little-endian int32.
         page_bytes: bytes of one page's tokens.
         history: the pages that have left the tree.
+        marks: those in keys. The keys that a prompt has with other adapters count as other namespaces.
         contents: False withholds other namespaces, and everything that would let a client guess a cached page token
             by token: ``n_partial``, ``first_difference``, ``cached_tokens`` and the common lengths; and
             ``comes_back``.
@@ -127,14 +134,16 @@ def explain_match(
     comes_back = reason in ("differs", "evicted_or_never_seen") and any(
         _comes_back(tokens[end:], neighbour, page_bytes) for neighbour in neighbours if neighbour is not None
     )
-    elsewhere, n_elsewhere = None, None
-    n_others = len(roots) - (root is not None)
-    searches_others = n_others > 0 and (max_namespaces is None or len(roots) <= max_namespaces)
+    elsewhere, n_elsewhere, adapter_elsewhere = None, None, None
+    n_others = len(roots) - (root is not None) + len(marks)
+    searches_others = n_others > 0 and (max_namespaces is None or len(roots) + len(marks) <= max_namespaces)
     if searches_others and reason in ("differs", "never_seen", "evicted_or_never_seen"):
-        longest = _longest_elsewhere(roots, namespace, tokens, page_bytes, end)
+        own = _with_adapter(namespace, tokens, marks)
+        longest = _longest_elsewhere(roots, own, tokens, page_bytes, end, marks)
         if longest is not None:
             reason = "other_namespace"
             elsewhere, n_elsewhere = longest
+            adapter_elsewhere = elsewhere.adapter if own.differs_in_adapter(elsewhere) else None
     differs = nearest is not None and nearest.n_common < len(page) // TOKEN_BYTES
     return Explanation(
         reason,
@@ -142,9 +151,12 @@ def explain_match(
         first_difference=end // TOKEN_BYTES + nearest.n_common if nearest is not None and differs else None,
         common_below=None if below is None else below.n_common,
         common_above=None if above is None else above.n_common,
-        cached_tokens=nearest.tokens[TOKEN_BYTES * nearest.n_common :] if nearest is not None and differs else b"",
+        cached_tokens=marks.tokens(nearest.tokens[TOKEN_BYTES * nearest.n_common :])
+        if nearest is not None and differs
+        else b"",
         namespace=elsewhere,
         n_tokens_elsewhere=n_elsewhere,
+        adapter_elsewhere=adapter_elsewhere,
         n_partial=0 if source is None else source.n_common,
         comes_back=comes_back,
     )
@@ -205,16 +217,26 @@ def _has_tokens(text: bytes, tokens: bytes) -> bool:
     return start >= 0
 
 
+def _with_adapter(namespace: Namespace, key: bytes, marks: Marks) -> Namespace:
+    """Returns the namespace of a key with its adapter, also if that is an activated LoRA."""
+    found = marks.find(key)
+    return namespace._replace(adapter=found[0][1].adapter) if found else namespace
+
+
 def _longest_elsewhere(
-    roots: Mapping[Namespace, Node], own: Namespace, tokens: bytes, page_bytes: int, longest: int
+    roots: Mapping[Namespace, Node], own: Namespace, key: bytes, page_bytes: int, longest: int, marks: Marks
 ) -> tuple[Namespace, int] | None:
     """Returns the namespace with the longest match and its tokens; None if no match exceeds ``longest`` bytes.
 
     Of equal matches it is one that differs from ``own`` in the adapter alone, if there is one.
     """
-    match = None
-    for namespace, root in roots.items():
-        _, end, _, n_partial = walk(root, tokens, page_bytes)
+    match, tokens, alone = None, marks.tokens(key), own._replace(adapter="")
+    searched = [(namespace, root, tokens) for namespace, root in roots.items()]
+    if alone in roots:
+        others = marks.other_keys(own.adapter, tokens)
+        searched += [(own._replace(adapter=adapter), roots[alone], other) for adapter, other in others]
+    for namespace, root, searched_key in searched:
+        _, end, _, n_partial = walk(root, searched_key, page_bytes)
         end += n_partial * page_bytes
         if end > longest or (match is not None and end == longest and own.differs_in_adapter(namespace)):
             longest = end

@@ -19,6 +19,7 @@ from radixkv.tree.explain import Explanation, explain_match, explain_state
 from radixkv.tree.forest import Forest
 from radixkv.tree.history import PageHistory
 from radixkv.tree.invariants import check_counts, check_forest
+from radixkv.tree.marks import Marks
 from radixkv.tree.neighbours import find_neighbours
 from radixkv.tree.node import (
     TOKEN_BYTES,
@@ -95,6 +96,9 @@ class RadixTree:
         """How long the pages evicted last had not been used, of those that no waiting prompt needs."""
         self.history = PageHistory()
         """The pages that have left the tree, for ``explain``. The trees of two tiers may have one together."""
+        self.marks = Marks()
+        """What negative numbers in the tokens of this class stand for: the tree compares and never reads them. The
+        trees of two tiers have them together."""
 
     @property
     def n_pages_reachable(self) -> int:
@@ -497,8 +501,16 @@ class RadixTree:
         Without ``contents`` it reveals nothing finer than whole pages, and ignores other namespaces. Those are also
         ignored if there are more than ``max_namespaces`` in all.
         """
-        roots, history = self._forest.roots, self.history
-        explanation = explain_match(roots, namespace, tokens, self._page_bytes, history, contents, max_namespaces)
+        explanation = explain_match(
+            self._forest.roots,
+            namespace,
+            tokens,
+            self._page_bytes,
+            self.history,
+            self.marks,
+            contents=contents,
+            max_namespaces=max_namespaces,
+        )
         if self.states is None:
             return explanation
         return explain_state(explanation, self.match(namespace, tokens), self.states.block_tokens)

@@ -19,6 +19,8 @@ class ServedAdapter(msgspec.Struct, frozen=True, array_like=True):
     """Of its folder."""
     digest: str
     """By which messages ask for it."""
+    invocation_tokens: tuple[int, ...] | None = None
+    """Of an activated LoRA, which acts from their last occurrence in a prompt on; None: it acts everywhere."""
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):

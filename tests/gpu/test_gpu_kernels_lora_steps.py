@@ -5,7 +5,7 @@ Triton's interpreter computes them: a graph is then what it captured, run again 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,8 +110,11 @@ class World:
         self.expected = [model(torch.tensor([self.ids])).logits[0] for model in models]
         assert (self.expected[0] - self.expected[1]).abs().max() > 0.1
 
-    def row(self, sequence: int, start: int, stop: int) -> Row:
-        """Returns a row that computes a part of a sequence over its pages, in the batch slot of its number."""
+    def row(self, sequence: int, start: int, stop: int, adapter: int | None = None, adapter_start: int = 0) -> Row:
+        """Returns a row that computes a part of a sequence over its pages, in the batch slot of its number.
+
+        Its adapter is that of the sequence, if no number is given.
+        """
         n_pages = -(-N_TOKENS // PAGE_SIZE)
         return Row(
             batch_slot=sequence,
@@ -122,17 +125,22 @@ class World:
             table_start=0,
             table_pages=tuple(range(sequence * n_pages, (sequence + 1) * n_pages)),
             sampling=GREEDY,
-            adapter=self.digests[sequence],
+            adapter=self.digests[sequence if adapter is None else adapter],
+            adapter_start=adapter_start,
         )
+
+    def logits(self, rows: Sequence[Row], n_decode: int = 0) -> torch.Tensor:
+        """Runs a step; returns the logits of each row's last token, [rows, vocab]."""
+        step = self.packer.pack(StepPlan(0, tuple(rows), n_decode=n_decode))
+        with torch.inference_mode():
+            logits = self.runner.enqueue(step).logits
+        return logits[list(range(len(rows))) if step.results is None else step.results.tolist()].cpu()
 
     def run(self, *rows: tuple[int, int, int], n_decode: int = 0) -> None:
         """Runs a step, and checks the logits of each row's last token."""
-        step = self.packer.pack(StepPlan(0, tuple(self.row(*row) for row in rows), n_decode=n_decode))
-        with torch.inference_mode():
-            logits = self.runner.enqueue(step).logits
-        lasts = list(range(len(rows))) if step.results is None else step.results.tolist()
+        found = self.logits([self.row(*row) for row in rows], n_decode)
         expected = torch.stack([self.expected[sequence][stop - 1] for sequence, _, stop in rows])
-        difference = (logits[lasts].cpu() - expected).abs()
+        difference = (found - expected).abs()
         assert difference.max() < 2e-3, f"{rows}: off by {difference.amax(-1).tolist()}"
 
 
@@ -188,3 +196,18 @@ def test_rows_of_the_model_and_of_adapters(name: str, has_graphs: bool, tmp_path
     world.run((0, 22, 60))
     world.run((2, 26, 27), (1, 32, 34))  # two tokens of a prompt, which fit a decode graph
     world.run((1, 34, 60), (2, 27, 28))
+
+
+@pytest.mark.usefixtures("without_a_gpu")
+def test_an_activated_adapter_changes_a_row_from_its_start_on(tmp_path: Path) -> None:
+    """One row computes what two rows do, the first of which has no adapter."""
+    save_checkpoint(tmp_path / "model", **CHECKPOINTS["grouped"] | SIZES)
+    world = World(resolve(str(tmp_path / "model")), tmp_path, has_graphs=False)
+    for start in (1, 16, 29):
+        world.logits([world.row(1, 0, start, adapter=0)])
+        expected = world.logits([world.row(1, start, 30)])
+        found = world.logits([world.row(1, 0, 30, adapter_start=start), world.row(2, 0, 5, adapter_start=4)])
+        torch.testing.assert_close(found[:1], expected, rtol=1e-4, atol=1e-4)
+        for other in (start - 1, start + 1) if start < 29 else (start - 1,):
+            shifted = world.logits([world.row(1, 0, 30, adapter_start=other)])
+            assert (shifted - expected).abs().max() > 1e-2, "the position matters"

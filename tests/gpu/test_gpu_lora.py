@@ -146,6 +146,33 @@ def test_a_batch_of_the_model_and_adapters(
         assert llm.get_metrics().prefix_hits_total > 0
 
 
+def test_activated_adapters_share_the_pages_of_the_model(sensitive_folder: Path, folder: Path) -> None:
+    """Answers are those of the CPU, whose activated adapters are PEFT's; prompts before the invocation are hits."""
+    modules = {}
+    for name, seed in (("sql", 2), ("law", 3)):
+        oracle = load_oracle(resolve(str(sensitive_folder)))
+        modules[name] = save_adapter(
+            folder / f"activated-{name}",
+            oracle,
+            linear_modules(oracle),
+            seed=seed,
+            rank=8,
+            lora_alpha=4,
+            alora_invocation_tokens=[7, 8],
+        )
+    prompts = [[*random_ids(90 + 13 * index, seed=index), 7, 8, *random_ids(5, seed=99)] for index in range(12)]
+    requests = [(SQL, LAW)[index % 2] for index in range(12)]
+    settings: dict[str, Any] = {"lora_modules": modules}
+    with opened(sensitive_folder, device="cpu", dtype="float32", **settings) as llm:
+        expected = alone_of(llm, prompts, requests)
+    with opened(sensitive_folder, attention_backend="triton", max_num_batched_tokens=200, **settings) as llm:
+        llm.generate([prompt[:-7] for prompt in prompts], greedy(1), use_tqdm=False)  # by the model alone
+        for _ in range(2):
+            outputs = llm.generate(prompts, greedy(16), use_tqdm=False, lora_request=list(requests))
+            check_same_answers(expected, [output.outputs[0].token_ids for output in outputs], tolerance=NEAR_TIE)
+            assert all(output.num_cached_tokens >= len(output.prompt_token_ids) - 7 - 16 for output in outputs)
+
+
 def test_an_adapter_that_is_ignored_would_be_seen(one_by_one: LLM) -> None:
     prompts = [random_ids(100, seed) for seed in range(8)]
     expected = alone_of(one_by_one, prompts, [SQL] * 8)

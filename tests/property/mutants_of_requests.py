@@ -12,7 +12,7 @@ from mutants_of_pages import replace_plans
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.launched_steps import LaunchedSteps
-from radixkv.runtime.request import PromptScoring, Request, Update
+from radixkv.runtime.request import NO_ADAPTER, PromptScoring, Request, Update
 from radixkv.runtime.scheduler import scheduler
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.scheduler import Scheduler
@@ -20,7 +20,7 @@ from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.plan import RowSampling, Scoring, SharedRun, StepPlan
 from radixkv.tree import shared_runs as tree_sharing
-from radixkv.tree.node import Lease
+from radixkv.tree.node import TOKEN_BYTES, Lease
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.wire.messages import PromptLogprobs, TokenLogprobs
 
@@ -227,6 +227,34 @@ def remember_entries_that_were_never_sent(patch: Patch) -> None:
     patch.setattr(RunningRequests, "free", mutant)
 
 
+def send_marks_to_the_device(patch: Patch) -> None:
+    def mutant(self: Request, start: int, end: int) -> bytes:
+        return bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
+
+    patch.setattr(Request, "text", mutant)
+
+
+def activate_an_adapter_with_the_next_row(patch: Patch) -> None:
+    replace_plans(
+        patch,
+        lambda plan: replace(
+            plan,
+            rows=tuple(replace(row, adapter="") if row.start < row.adapter_start else row for row in plan.rows),
+        ),
+    )
+
+
+def forget_the_adapter_of_a_follower(patch: Patch) -> None:
+    set_followers = Request.set_followers
+
+    def mutant(self: Request, followers: Sequence[Request]) -> None:
+        for follower in followers:
+            follower.adapter = NO_ADAPTER
+        set_followers(self, followers)
+
+    patch.setattr(Request, "set_followers", mutant)
+
+
 OF_REQUESTS: tuple[Callable[[Patch], None], ...] = (
     forget_the_followers_of_a_leader_that_ends,
     fork_without_a_pin,
@@ -246,6 +274,9 @@ OF_REQUESTS: tuple[Callable[[Patch], None], ...] = (
     find_shared_runs_in_another_order_of_the_rows,
     believe_that_a_failed_step_has_arrived,
     remember_entries_that_were_never_sent,
+    send_marks_to_the_device,
+    activate_an_adapter_with_the_next_row,
+    forget_the_adapter_of_a_follower,
 )
 
 OF_ARRIVALS: tuple[Callable[[Patch], None], ...] = (wait_for_a_device_that_is_done,)

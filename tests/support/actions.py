@@ -21,7 +21,7 @@ from radixkv.wire.cache_messages import BeginPause
 from radixkv.wire.messages import Submit
 from radixkv.wire.sampling import SamplingParams
 from support.engine import Engine, name_of, token_bytes
-from support.fake_device import KVValue, unpack
+from support.fake_device import ACTIVATED, KVValue, mark_of, unpack
 from support.fake_grammars import FakeGrammar
 
 PLAIN = replace(GREEDY, temperature=1.0, seed=3)
@@ -53,6 +53,8 @@ class RequestOptions:
     beam_width: int = 0
     """0: no beam search. With it, what it does not take is ignored."""
     length_penalty: float = 1.0
+    activated: int = 0
+    """Which activated LoRA acts from the end of the known sequence on, from 1; 0: none, unless that has a mark."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,10 @@ class Actions:
         max_prompt = min(40, self.n_pages_of_a_request * self.engine.page_size - options.max_tokens)
         if holds_any_length(self.engine.cache, self.engine.scheduler.limits.max_num_batched_tokens):
             max_prompt = 120
-        prompt = (sequence[: cut % (len(sequence) + 1)] + list(suffix))[:max_prompt] or [1]
+        beginning = sequence[: cut % (len(sequence) + 1)]
+        if options.activated and not any(number < 0 for number in beginning):
+            beginning = [*beginning, mark_of(ACTIVATED[options.activated - 1])]
+        prompt = (beginning + list(suffix))[:max_prompt] or [1]
         for _ in range(2 if twice else 1):
             try:
                 if options.beam_width:

@@ -23,7 +23,7 @@ from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.pauses.pauses import Pauses
 from radixkv.runtime.protocols.states import States
-from radixkv.runtime.request import GREEDY, Phase, PromptScoring, Request, Update
+from radixkv.runtime.request import GREEDY, NO_ADAPTER, ActiveAdapter, Phase, PromptScoring, Request, Update
 from radixkv.runtime.states.recurrent_states import RecurrentStates
 from radixkv.runtime.states.window_tails import WindowTails
 from radixkv.runtime.step.plan import RowSampling, StepPlan
@@ -42,6 +42,8 @@ from radixkv.wire.messages import TokenLogprobs
 from support.engine_invariants import check_pins, check_requests, check_slot_use
 from support.fake_copier import STATE_PARTS, FakeCopier
 from support.fake_device import (
+    ACTIVATED,
+    INVOCATION,
     FakeDevice,
     FakeStep,
     KVValue,
@@ -50,6 +52,7 @@ from support.fake_device import (
     expected_output,
     expected_prompt_logprobs,
     logprobs_of,
+    mark_of,
     unpack,
 )
 from support.fake_drafts import FakeDrafts
@@ -220,6 +223,9 @@ class Engine:
             state_block_tokens=state_block_tokens,
             window_pages=host_windows,
         )
+        for digest in ACTIVATED:
+            self.cache.tree.marks.add(digest, [INVOCATION])
+        self.host.tree.marks = self.cache.tree.marks
         self.store = FakeStore(self.copier)
         cost = LoadCost()
         buffers = None if n_states is None or mixed_window is not None else self.copier.state_buffers
@@ -335,6 +341,7 @@ class Engine:
                 uses_tiers=uses_tiers and reads_cache,
                 order=(priority, 0),
                 received_at=self.now,
+                adapter=_adapter_of(prompt),
             )
             for choice in range(n)
         ]
@@ -568,7 +575,8 @@ class Engine:
         """Returns what each tier has in the pages of the cached prefix of the tokens; O(pages). Changes nothing."""
         offsets = range(self.page_size)
         kv, slots = self.device.kv, self.copier.slots
-        keys = chain_keys(namespace_key(ROOT_KEY, namespace), tokens, self.page_size * TOKEN_BYTES)
+        root, marks = namespace_key(ROOT_KEY, namespace), self.cache.tree.marks
+        keys = chain_keys(root, tokens, self.page_size * TOKEN_BYTES, marks)
         return {
             "device": [[kv.get((page, at)) for at in offsets] for page in _pages(self.cache, namespace, tokens)],
             "host": [list(slots[slot]) for slot in _pages(self.host, namespace, tokens)],
@@ -669,6 +677,15 @@ class Engine:
         assert self.cache.tree.n_pages_detached == 0
         states = self.cache.tree.states
         assert states is None or len(list(states)) + states.n_free == states.n_slots, "a slot is still reserved"
+
+
+def _adapter_of(key: Sequence[int]) -> ActiveAdapter:
+    """Returns the activated LoRA whose mark a key has."""
+    for position, number in enumerate(key):
+        if number < 0:
+            digest = next(one for one in ACTIVATED if mark_of(one) == number)
+            return ActiveAdapter(digest, position, token_bytes([INVOCATION]))
+    return NO_ADAPTER
 
 
 def _pages(cache: PageCache, namespace: Namespace, tokens: bytes) -> list[int]:

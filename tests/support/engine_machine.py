@@ -28,6 +28,7 @@ request_options = st.builds(
     grammar=st.sampled_from((None, None, None, FakeGrammar(), FakeGrammar(7, 9))),
     beam_width=st.sampled_from((0, 0, 0, 0, 2, 3, 6)),
     length_penalty=st.sampled_from((1.0, 0.0, -1.0)),
+    activated=st.sampled_from((0, 0, 0, 1, 2)),
 )
 
 
@@ -248,6 +249,7 @@ of_recurrent_layers = st.builds(
     session_id=st.sampled_from(("", "a")),
     grammar=st.sampled_from((None, None, FakeGrammar())),
     beam_width=st.sampled_from((0, 0, 0, 2, 3)),
+    activated=st.sampled_from((0, 0, 0, 1, 2)),
 )
 
 

@@ -19,6 +19,7 @@ class FakeRead:
     sizes: dict[str, int]
     undecided: list[str]
     """Digests of what was read, and neither put nor discarded."""
+    invocation_tokens: tuple[int, ...] | None = None
     n_bytes: int = N_BYTES
 
     def put(self) -> None:
@@ -38,14 +39,17 @@ class FakeDeviceAdapters:
     sizes: dict[str, int] = field(default_factory=dict)
     undecided: list[str] = field(default_factory=list)
     """Digests of what was read, and neither put nor discarded."""
+    invocations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The invocation tokens of the digests that are activated LoRAs."""
     launched: Callable[[], Collection[str]] = tuple
     """Returns the digests of the rows of launched steps, which the device may still have to compute."""
 
     def read(self, name: str, path: str) -> FakeRead:
         if path not in self.folders:
             raise CheckpointError(f"adapter {name!r}: {path} has no adapter_config.json")
-        self.undecided.append(self.folders[path])
-        return FakeRead(self.folders[path], self.sizes, self.undecided)
+        digest = self.folders[path]
+        self.undecided.append(digest)
+        return FakeRead(digest, self.sizes, self.undecided, self.invocations.get(digest))
 
     def remove(self, digest: str) -> None:
         assert digest not in self.launched(), "a launched step would be computed without it"

@@ -23,6 +23,7 @@ from radixkv.errors import DeviceError, DeviceLost
 from radixkv.runtime.step.adapters import DeviceAdapters
 from radixkv.runtime.step.plan import Row, RowSampling, SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
+from radixkv.tree.marks import Marks
 from radixkv.tree.node import Namespace
 from radixkv.wire.messages import Pooling, TokenLogprobs
 from support.fake_grammars import END, FakeGrammar
@@ -47,6 +48,34 @@ class KVValue(NamedTuple):
     """Steps that the device had executed when it computed the slot."""
 
 
+ACTIVATED = ("1a" * 32, "2b" * 32)
+"""Digests of activated LoRAs."""
+INVOCATION = 2
+"""The one invocation token of both."""
+
+
+def mark_of(adapter: str) -> int:
+    """Returns what stands in keys for the invocation token of an activated LoRA."""
+    (marks := Marks()).add(adapter, [INVOCATION])
+    return unpack(marks.key(adapter, array("i", [INVOCATION]).tobytes()).key)[0]
+
+
+def text_of(key: Sequence[int]) -> list[int]:
+    """Returns the tokens of a key."""
+    return [INVOCATION if number < 0 else number for number in key]
+
+
+def key_of(row: Row) -> list[int]:
+    """Returns the key of a row's tokens: its adapter acts from the invocation on."""
+    key = unpack(row.tokens or b"")
+    assert min(key, default=0) >= 0, "the device gets a mark"
+    place = row.adapter_start - row.start
+    if row.adapter in ACTIVATED and 0 <= place < len(key):
+        assert key[place] == INVOCATION, "the adapter acts from another token on"
+        key[place] = mark_of(row.adapter)
+    return key
+
+
 def start(namespace: Namespace) -> int:
     """Returns the chain's end before the first token."""
     return zlib.crc32(repr(namespace).encode())
@@ -67,7 +96,7 @@ def chain(namespace: Namespace, tokens: Iterable[int]) -> int:
 
 def link_is_next(previous: int, row: Row, links: Sequence[int]) -> bool:
     """Returns whether a row's chain goes on from ``previous``; True if the device alone knows its token."""
-    return row.tokens is None or link(previous, unpack(row.tokens)[0]) == links[0]
+    return row.tokens is None or link(previous, key_of(row)[0]) == links[0]
 
 
 def next_token(
@@ -184,7 +213,8 @@ def expected_output(
 def expected_prompt_logprobs(namespace: Namespace, prompt: Sequence[int]) -> list[TokenLogprobs]:
     """Returns the logprobs of every prompt token but the first."""
     return [
-        logprobs_of(chain(namespace, prompt[:position]), prompt[position]) for position in range(1, len(prompt))
+        logprobs_of(chain(namespace, prompt[:position]), text_of(prompt)[position])
+        for position in range(1, len(prompt))
     ]
 
 
@@ -296,6 +326,8 @@ class FakeDevice:
     """By batch slot, the position and the chain's end of a recurrent layer's state; None for NaN."""
     tree_states: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     """The same by the slot of the tree."""
+    marked: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By batch slot whose newest row has an adapter, the position from which on it acts, and its mark."""
     histories: dict[int, tuple[int, list[int] | None]] = field(default_factory=dict)
     """By batch slot: the prompt's length, and all tokens that penalties count; None after a non-finite row."""
     copied_slots: set[tuple[int, int]] = field(default_factory=set)
@@ -496,7 +528,11 @@ class FakeDevice:
         if sampling.has_penalties:
             n_prompt, known = self.histories[batch_slot]
             if end is not None and known is not None:
-                assert chain(self.namespaces[batch_slot], known) == end, (
+                key = list(known)
+                if batch_slot in self.marked:
+                    place, mark = self.marked[batch_slot]
+                    key[place] = mark
+                assert chain(self.namespaces[batch_slot], key) == end, (
                     "penalties count other tokens than the row has"
                 )
                 assert len(known) - n_prompt == sampling.index, "penalties have another prompt length"
@@ -538,8 +574,12 @@ class FakeDevice:
             last = self.last_token[row.batch_slot]
             tokens = None if last is None else [last]
         else:
-            tokens = unpack(row.tokens)
+            tokens = key_of(row)
             assert len(tokens) == row.n_tokens
+        if row.adapter:
+            self.marked[row.batch_slot] = row.adapter_start, mark_of(row.adapter)
+        else:
+            self.marked.pop(row.batch_slot, None)
         end: int | None = start(self.namespaces[row.batch_slot])
         if row.start:
             before = self.kv.get(self._slot(row, row.start - 1))

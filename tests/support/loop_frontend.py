@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from radixkv.runtime.adapters.loading import LoadableAdapters
 from radixkv.runtime.assemble import assemble_loop, page_quotas
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.pauses.pauses import Pauses
-from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
@@ -71,7 +71,7 @@ class Frontend:
         eos_token_ids: frozenset[int] = frozenset(),
         open_grammars: Callable[[], FakeCompiler] | None = None,
         tenants: Sequence[TenantConfig] = (),
-        adapters: Adapters | None = None,
+        adapters: LoadableAdapters | None = None,
         **settings: Any,
     ) -> None:
         self.device = OneNamespaceDevice(n_pages, 4)
@@ -83,6 +83,8 @@ class Frontend:
             page_quotas=page_quotas(tenants),
             clock=lambda: self.now,
         )
+        if adapters is not None:
+            cache.tree.marks = adapters.marks
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
         pauses = Pauses(cache, lambda: self.now)
         self.scheduler = make_scheduler(

@@ -20,7 +20,8 @@ class Fingerprint(msgspec.Struct, frozen=True):
     namespace: bytes
     """Digest of the ``cache_salt``. Requests of different ones share no page."""
     adapter: str
-    """Digest of the adapter, empty without one. Requests of different ones share no page."""
+    """Digest of the adapter that computes the beginning of the prompt, empty without one. Requests with different
+    ones share no page."""
     parts: Mapping[str, bytes]
     """By name, digests of what is equal in requests that extend each other, in the order in which changes are
     told."""
@@ -40,21 +41,21 @@ class Fingerprint(msgspec.Struct, frozen=True):
         adapter: str,
         parts: Mapping[str, object],
         messages: Sequence[Mapping[str, Any]],
-        tokens: bytes,
+        key: bytes,
         page_size: int,
     ) -> Fingerprint:
         """Digests a request. O(its bytes): some 2 ms for 100,000 tokens.
 
         Args:
             cache_salt: of the request.
-            adapter: digest of its adapter; empty: the model alone.
+            adapter: digest of the adapter that computes its beginning; empty: the model alone.
             parts: values that can be written as JSON, in the order in which changes are told.
             messages: in OpenAI's chat format. Breakpoints in them do not count, as clients move these.
-            tokens: the prompt, little-endian int32 ids.
+            key: the prompt, little-endian int32 ids, with a mark where an activated LoRA begins to act.
             page_size: tokens of a page.
         """
         page_bytes = 4 * page_size
-        whole, view = len(tokens) // page_bytes * page_bytes, memoryview(tokens)
+        whole, view = len(key) // page_bytes * page_bytes, memoryview(key)
         return cls(
             _digest(cache_salt),
             adapter,
@@ -62,7 +63,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
             b"".join([_digest(_without_breakpoints(message)) for message in messages]),
             b"".join([xxh3_64_digest(view[start : start + page_bytes]) for start in range(0, whole, page_bytes)]),
             page_size,
-            len(tokens) // 4,
+            len(key) // 4,
         )
 
     @property

@@ -12,6 +12,7 @@ from radixkv.runtime.adapters.registry import AdapterRegistry
 from radixkv.runtime.finished import Finished
 from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.runtime.step.adapters import DeviceAdapters, ReadAdapter
+from radixkv.tree.marks import Marks
 from radixkv.wire.adapter_messages import (
     AdapterCommand,
     AdapterLoaded,
@@ -44,12 +45,25 @@ class LoadableAdapters(Adapters):
         device: has the weights.
         adapters: those of the start.
         max_adapters: most adapters that are loaded at once; None: any number.
+        marks: gets those of activated LoRAs; None: nothing reads them.
+
+    Raises:
+        CheckpointError: two activated LoRAs of the start have the same mark.
     """
 
     def __init__(
-        self, device: DeviceAdapters, adapters: Sequence[ServedAdapter] = (), max_adapters: int | None = None
+        self,
+        device: DeviceAdapters,
+        adapters: Sequence[ServedAdapter] = (),
+        max_adapters: int | None = None,
+        *,
+        marks: Marks | None = None,
     ) -> None:
         self.served = tuple(adapters)
+        self.marks = Marks() if marks is None else marks
+        """Those of activated LoRAs, which the tree's keys have."""
+        for adapter in adapters:
+            self._mark(adapter)
         self._device = device
         self._registry = AdapterRegistry(adapters, max_adapters)
         self._read: Finished[_Read] = Finished()
@@ -130,13 +144,22 @@ class LoadableAdapters(Adapters):
         self._threads.pop(message.name).join()
         if isinstance(outcome, RequestError):
             return _failed(message, outcome)
-        adapter = ServedAdapter(message.name, message.path, outcome.digest)
+        adapter = ServedAdapter(message.name, message.path, outcome.digest, outcome.invocation_tokens)
+        try:
+            self._mark(adapter)
+        except CheckpointError as error:
+            return _failed(message, InvalidRequest(str(error), param="lora_path"))
         if self._registry.add(adapter):
             outcome.put()
         else:
             outcome.discard()
         self._names[adapter.digest] = adapter.name
         return AdapterLoaded(message.id, adapter)
+
+    def _mark(self, adapter: ServedAdapter) -> None:
+        """Gives an activated LoRA its mark. Raises ``CheckpointError`` if another one has it."""
+        if adapter.invocation_tokens is not None:
+            self.marks.add(adapter.digest, adapter.invocation_tokens)
 
 
 def _failed(message: AdapterCommand, error: RequestError) -> Failed:

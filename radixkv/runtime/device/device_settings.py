@@ -20,6 +20,8 @@ class AdapterSource(msgspec.Struct, frozen=True):
     """Most ranks that it may have."""
     n_values: int
     """Values of its matrices."""
+    invocation_tokens: tuple[int, ...] | None = None
+    """Of an activated LoRA: it acts from their last occurrence in a prompt on; None: everywhere."""
 
 
 class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):

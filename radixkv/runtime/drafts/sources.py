@@ -146,8 +146,11 @@ def _allowed(guess: Guess, request: Request) -> Guess | None:
 
 
 def _before_end(tokens: bytes, request: Request) -> bytes:
-    """Returns the tokens before the first one that would end the output. Takes 0.5 µs for 16 tokens."""
-    ids = memoryview(tokens).cast("i")
-    if request.stop_token_ids.isdisjoint(ids):
+    """Returns the tokens before the first one that would end the output, or is a mark in place of a token.
+
+    Takes 0.8 µs for 16 tokens.
+    """
+    ids, ends = memoryview(tokens).cast("i"), request.stop_token_ids
+    if ends.isdisjoint(ids) and min(ids, default=0) >= 0:
         return tokens
-    return tokens[: next(at for at, token in enumerate(ids) if token in request.stop_token_ids) * TOKEN_BYTES]
+    return tokens[: next(at for at, token in enumerate(ids) if token in ends or token < 0) * TOKEN_BYTES]

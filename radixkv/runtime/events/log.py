@@ -32,9 +32,12 @@ class EventLog:
         adapter_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._adapter_names = adapter_names
+        self._marks = device.tree.marks
         self._page_size = device.page_size
         self._shows_salted_tokens = shows_salted_tokens
         self._tiers = [TierChanges("GPU", device.tree.record_changes(), device.tree.computed_pages), *tiers]
+        self._activated: dict[Medium, dict[int, str]] = {one.medium: {} for one in self._tiers}
+        """By tier: of the pages that activated LoRAs have computed, the digest of the adapter by their hash."""
 
     def take(self) -> list[Event]:
         """Returns the events since the last call. O(1) if nothing has changed, else O(pages that have changed)."""
@@ -43,9 +46,13 @@ class EventLog:
             removed: list[int] | None = None  # the hashes of the last event, if the tier has lost pages in it
             for change in changes.take():
                 if isinstance(change, StoredPages):
-                    events.append(self._stored(medium, change))
+                    events += self._stored(medium, change)
                     removed = None
-                elif removed is None:
+                    continue
+                if activated := self._activated[medium]:
+                    for digest in change.digests:
+                        activated.pop(digest, None)
+                if removed is None:
                     removed = list(change.digests)
                     events.append(BlockRemoved(removed, medium))
                 else:
@@ -58,12 +65,34 @@ class EventLog:
         """Yields an event for each run of pages that the tiers have now. O(pages); change nothing meanwhile."""
         for medium, _, stored_pages in self._tiers:
             for pages in stored_pages():
-                yield self._stored(medium, pages)
+                yield from self._stored(medium, pages)
 
-    def _stored(self, medium: Medium, pages: StoredPages) -> BlockStored:
-        is_shown = self._shows_salted_tokens or not pages.namespace.is_private
-        tokens = unpack_tokens(pages.tokens) if is_shown else []
-        name = self._adapter_names.get(pages.namespace.adapter)
+    def _stored(self, medium: Medium, pages: StoredPages) -> list[BlockStored]:
+        """Returns an event for each adapter of a run of pages, which are two where one is activated."""
+        marks, n_pages, activated = self._marks.find(pages.tokens), len(pages.digests), self._activated[medium]
+        adapter = pages.namespace.adapter
+        if pages.parent_digest is not None:
+            adapter = activated.get(pages.parent_digest, adapter)
+        first = marks[0][0] // self._page_size if marks else n_pages
+        events = [self._event(medium, pages, 0, first, adapter)] if first else []
+        if marks:
+            adapter = marks[0][1].adapter
+            events.append(self._event(medium, pages, first, n_pages, adapter))
+        if adapter != pages.namespace.adapter:
+            activated |= dict.fromkeys(pages.digests[first % n_pages :], adapter)
+        return events
+
+    def _event(self, medium: Medium, pages: StoredPages, first: int, last: int, adapter: str) -> BlockStored:
+        """Returns the event of some pages of a run."""
+        tokens: list[int] = []
+        if self._shows_salted_tokens or not pages.namespace.is_private:
+            page_bytes = len(pages.tokens) // len(pages.digests)
+            tokens = unpack_tokens(self._marks.tokens(pages.tokens[first * page_bytes : last * page_bytes]))
         return BlockStored(
-            list(pages.digests), pages.parent_digest, tokens, self._page_size, medium, lora_name=name
+            list(pages.digests[first:last]),
+            pages.digests[first - 1] if first else pages.parent_digest,
+            tokens,
+            self._page_size,
+            medium,
+            lora_name=self._adapter_names.get(adapter),
         )

@@ -16,14 +16,14 @@ from radixkv.wire.request_limits import check_ttl
 def pin(intake: Intake, pins: Pins, message: Pin) -> Pinned:
     """Pins a prompt, or ends its pin. O(tokens). Raises ``RequestError``."""
     intake.check_prompt(message.tokens)
-    namespace = intake.namespace(message)
+    namespace, key, _ = intake.place(message, message.tokens)
     check_ttl(message.ttl_s, "ttl")
     pins.check_available("ttl")
     if message.ttl_s:
-        pins.pin(namespace, message.tokens, message.ttl_s)
+        pins.pin(namespace, key, message.ttl_s)
     else:
-        pins.unpin(namespace, message.tokens)
-    pinned = pins.find(namespace, message.tokens)
+        pins.unpin(namespace, key)
+    pinned = pins.find(namespace, key)
     return Pinned(message.id, len(message.tokens) // TOKEN_BYTES, pinned.n_tokens, pinned.seconds_left)
 
 

@@ -111,18 +111,19 @@ class CacheCommands:
 
     def _invalidate(self, message: Invalidate) -> Invalidated:
         self._intake.check_owns_cache(message)
-        namespaces, page_size = self._intake.namespaces(message), self._cache.page_size
+        page_size = self._cache.page_size
         n_tokens = len(message.tokens) // TOKEN_BYTES
         if message.tokens:
             self._intake.check_prompt(message.tokens)
             check_prefix(n_tokens, page_size)
         whole_pages = message.tokens[: (n_tokens - n_tokens % page_size) * TOKEN_BYTES]
+        prefixes = self._intake.prefixes(message, whole_pages)
         n_on_device = n_held = 0
         n_in_host: int | None = None
         n_on_disk: int | None = None
-        for namespace in namespaces:
-            on_device, held = self._cache.invalidate(namespace, whole_pages)
-            in_host, on_disk = self._tiers.invalidate(namespace, whole_pages, message.lowest_tier)
+        for namespace, key in prefixes:
+            on_device, held = self._cache.invalidate(namespace, key)
+            in_host, on_disk = self._tiers.invalidate(namespace, key, message.lowest_tier)
             n_on_device, n_held = n_on_device + on_device, n_held + held
             n_in_host = None if in_host is None else (n_in_host or 0) + in_host
             n_on_disk = None if on_disk is None else (n_on_disk or 0) + on_disk
@@ -130,19 +131,19 @@ class CacheCommands:
 
     def _explain(self, message: Explain) -> Explained:
         self._intake.check_prompt(message.tokens)
-        namespace = self._intake.namespace(message)
+        namespace, key, _ = self._intake.place(message, message.tokens)
         n_tokens = len(message.tokens) // TOKEN_BYTES
-        hits = self._tiers.find(namespace, message.tokens)
+        hits = self._tiers.find(namespace, key)
         if self._intake.sender(message) is not None:
             hits = hits._replace(min_loaded_tokens=None)
         cache = self._tiers.host if self._tiers.host is not None and hits.is_loaded else self._cache
-        explanation = cache.tree.explain(namespace, message.tokens, contents=message.contents)
-        n_pinned, pin_seconds_left, has_own_pin = self._find_pin(namespace, message.tokens)
+        explanation = cache.tree.explain(namespace, key, contents=message.contents)
+        n_pinned, pin_seconds_left, has_own_pin = self._find_pin(namespace, key)
         n_cached = min(explanation.n_tokens, n_tokens - 1)  # a request computes at least one prompt token
         n_copied = min(explanation.n_partial, n_tokens - 1 - n_cached)
         if n_copied >= self._cache.min_copied_tokens and not hits.is_loaded:  # loads bring whole pages only
             n_cached += n_copied
-        position, token, elsewhere = explanation.first_difference, None, explanation.namespace
+        position, token = explanation.first_difference, None
         if position is not None:
             (token,) = unpack_tokens(message.tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES])
         return Explained(
@@ -155,10 +156,8 @@ class CacheCommands:
             token=token,
             cached_token=explanation.cached_token,
             n_cached_elsewhere=explanation.n_tokens_elsewhere,
-            adapter_elsewhere=None
-            if elsewhere is None or not namespace.differs_in_adapter(elsewhere)
-            else elsewhere.adapter,
-            is_demoted=cache.tree.demotions.reach_end(namespace, message.tokens),
+            adapter_elsewhere=explanation.adapter_elsewhere,
+            is_demoted=cache.tree.demotions.reach_end(namespace, key),
             n_pinned=n_pinned,
             pin_seconds_left=pin_seconds_left,
             has_own_pin=has_own_pin,
@@ -170,9 +169,9 @@ class CacheCommands:
         )
 
     def _match(self, message: Match) -> Matched:
-        namespace = self._intake.namespace(message)
         for tokens in message.prompts:
             self._intake.check_prompt(tokens)
+        places = [self._intake.place(message, tokens) for tokens in message.prompts]
         sender = self._intake.sender(message)
         if is_operator := sender is None:
             load = count_requests(self._scheduler, self._gate)
@@ -180,7 +179,7 @@ class CacheCommands:
             load = count_requests_of(sender, self._scheduler, self._gate)
         return Matched(
             id=message.id,
-            prompts=tuple(match_tiers(self._scheduler, namespace, tokens) for tokens in message.prompts),
+            prompts=tuple(match_tiers(self._scheduler, namespace, key) for namespace, key, _ in places),
             n_running=load.n_running,
             n_waiting=load.n_waiting,
             n_pages_free=self._cache.n_free if is_operator else None,
@@ -189,7 +188,8 @@ class CacheCommands:
 
     def _stored(self, message: GetStored) -> Stored:
         self._intake.check_prompt(message.tokens)
-        return Stored(message.id, *self._tiers.stored(self._intake.namespace(message), message.tokens))
+        namespace, key, _ = self._intake.place(message, message.tokens)
+        return Stored(message.id, *self._tiers.stored(namespace, key))
 
     def _outline(self, message: Outline) -> Outlined:
         device, contents = self._cache.tree, message.contents
@@ -245,7 +245,9 @@ class CacheCommands:
             n_more=each.n_more,
             n_more_pages=each.n_more_pages,
             namespace=self._label(found[0][1].namespace) if each.parent < 0 else "",
-            tokens=bytes(each.node.key[: MAX_SHOWN_TOKENS * TOKEN_BYTES]) if contents else b"",
+            tokens=self._cache.tree.marks.tokens(each.node.key[: MAX_SHOWN_TOKENS * TOKEN_BYTES])
+            if contents
+            else b"",
             idle_s=idle_s,
             tiers=tiers,
             has_state=any(node.state is not None and node.state.is_computed for _, node in found),

@@ -43,11 +43,10 @@ def find_miss(cache: PageCache, request: Request, n_found: int) -> CacheMiss | N
         n_matched=explanation.n_tokens,
         place=chained_xxh3_64(0, tokens[: explanation.n_tokens * TOKEN_BYTES]),
         first_difference=first_difference,
-        common=tokens[max(0, end - _N_COMMON) * TOKEN_BYTES : end * TOKEN_BYTES],
-        prompt=tokens[end * TOKEN_BYTES : (end + _N_DIFFERENT) * TOKEN_BYTES],
+        common=request.text(max(0, end - _N_COMMON), end),
+        prompt=request.text(end, min(end + _N_DIFFERENT, request.n_prompt)),
         cached=explanation.cached_tokens[: _N_DIFFERENT * TOKEN_BYTES],
         n_elsewhere=explanation.n_tokens_elsewhere,
-        is_other_adapter=explanation.namespace is not None
-        and request.namespace.differs_in_adapter(explanation.namespace),
+        is_other_adapter=explanation.adapter_elsewhere is not None,
         is_new=explanation.reason in ("differs", "evicted_or_never_seen") and not explanation.comes_back,
     )

@@ -14,6 +14,11 @@ class ReadAdapter(Protocol):
         ...
 
     @property
+    def invocation_tokens(self) -> tuple[int, ...] | None:
+        """Of an activated LoRA: rows ask for it from their last occurrence in a prompt on. None: from its start."""
+        ...
+
+    @property
     def n_bytes(self) -> int:
         """Memory of its weights."""
         ...

@@ -111,6 +111,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     these, and those behind the window, are stale."""
     adapter: str = ""
     """Digest of the adapter that changes the model for this row; empty: none does."""
+    adapter_start: int = 0
+    """Position from which on it does, at or before the row's last one."""
 
     @property
     def reports_states(self) -> bool:

@@ -107,7 +107,7 @@ def open_tiers(
             state_block_tokens=block_tokens,
             window_pages=window_pages,
         )
-        host.tree.history = cache.tree.history
+        host.tree.history, host.tree.marks = cache.tree.history, cache.tree.marks
         state_buffers = copier.state_buffers if copier.n_state_slots else None
         n_state_pages = 0 if state_buffers is None else len(state_buffers(0))
         host_states, n_more = copied_states(host, n_state_pages), 0

@@ -96,7 +96,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
 
     def __post_init__(self) -> None:
         page_token_bytes = self.host.page_size * TOKEN_BYTES
-        self._chain = KeyChain(self.root, page_token_bytes)
+        self._chain = KeyChain(self.root, page_token_bytes, self.host.tree.marks)
         self.changes = StorageChanges(self.store, self._chain, page_token_bytes)
         self.upper, self._upper_part = self.host, 4
         self._max_pages_in_store = _MAX_WRITTEN_BYTES // self.store.page_bytes

@@ -30,7 +30,7 @@ class Asked(NamedTuple):
             adapter=str(self.parts[0]),
             parts=dict(zip(PARTS, self.parts, strict=True)),
             messages=[message(str(number)) for number in self.messages],
-            tokens=pack_tokens(self.tokens),
+            key=pack_tokens(self.tokens),
             page_size=PAGE_SIZE,
         )
 
@@ -99,9 +99,7 @@ def test_a_match_that_ends_at_a_state_is_a_hit() -> None:
 
 def test_breakpoints_and_lists_of_one_text_are_no_change() -> None:
     def kept(*messages: dict[str, Any]) -> bytes:
-        found = Fingerprint.of(
-            cache_salt="", adapter="", parts={}, messages=messages, tokens=b"", page_size=PAGE_SIZE
-        )
+        found = Fingerprint.of(cache_salt="", adapter="", parts={}, messages=messages, key=b"", page_size=PAGE_SIZE)
         return found.messages
 
     part = {"type": "text", "text": "Hi"}
@@ -128,7 +126,7 @@ def test_a_request_of_another_api_is_not_found() -> None:
         adapter="",
         parts={"model": 0},
         messages=[],
-        tokens=pack_tokens((1, 2, 3, 4)),
+        key=pack_tokens((1, 2, 3, 4)),
         page_size=PAGE_SIZE,
     )
     assert compare(theirs, ours, 0, 0) == compare(ours, theirs, 0, 0) == Verdict("not_found")

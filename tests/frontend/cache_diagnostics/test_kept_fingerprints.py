@@ -8,7 +8,7 @@ from radixkv.frontend.cache_diagnostics.kept_fingerprints import KeptFingerprint
 
 def fingerprint(n_pages: int = 1) -> Fingerprint:
     tokens = bytes(64 * n_pages)
-    return Fingerprint.of(cache_salt="", adapter="", parts={"model": "m"}, messages=[], tokens=tokens, page_size=16)
+    return Fingerprint.of(cache_salt="", adapter="", parts={"model": "m"}, messages=[], key=tokens, page_size=16)
 
 
 def test_an_id_is_found_by_its_tenant_alone() -> None:

@@ -26,7 +26,7 @@ class LoadedAdapters(Adapters):
 
 def meant(adapter: str | None) -> list[str]:
     intake = Intake(READY, adapters=LoadedAdapters())
-    return [one.adapter for one in intake.namespaces(Invalidate("id", b"", "hers", adapter=adapter))]
+    return [one.adapter for one, _ in intake.prefixes(Invalidate("id", b"", "hers", adapter=adapter), b"")]
 
 
 def test_without_a_model_all_adapters_that_were_ever_loaded_are_meant() -> None:

@@ -73,6 +73,36 @@ def test_pages_of_an_adapter_have_its_name_and_hashes_of_their_own() -> None:
     assert not set(plain.block_hashes) & set(stored.block_hashes)
 
 
+def test_pages_behind_an_invocation_have_the_name_of_its_adapter() -> None:
+    """Those before are the model's. Tokens are those of the prompt, also where the cache has a mark."""
+    adapters = [ServedAdapter("judge", "/a", "12ab" * 16, (10,)), ServedAdapter("rank", "/b", "34cd" * 16, (10,))]
+    front = Frontend(adapters=fake_adapters(*adapters))
+    log = open_event_log(front.loop, shows_salted_tokens=False)
+    front.serve("a", PROMPT, max_tokens=3, adapter="12ab" * 16)
+    before, behind, later = [one for one in decoded(log.take()) if isinstance(one, BlockStored)]
+    assert (before.lora_name, before.block_hashes, before.token_ids) == (None, hashes(PROMPT)[:2], PROMPT[:8])
+    assert (behind.lora_name, behind.parent_block_hash, behind.token_ids) == (
+        "judge",
+        hashes(PROMPT)[1],
+        PROMPT[8:20],
+    )
+    assert (later.lora_name, later.parent_block_hash) == ("judge", behind.block_hashes[-1])
+    front.serve("b", PROMPT, max_tokens=1)
+    (plain,) = decoded(log.take())
+    assert isinstance(plain, BlockStored)
+    assert (plain.lora_name, plain.block_hashes) == (None, hashes(PROMPT)[2:])
+    front.serve("c", PROMPT, max_tokens=1, adapter="34cd" * 16)
+    (other,) = decoded(log.take())
+    assert isinstance(other, BlockStored)
+    assert (other.lora_name, other.token_ids) == ("rank", PROMPT[8:20])
+    assert len({*plain.block_hashes, *behind.block_hashes, *other.block_hashes}) == 9
+    names = {event.block_hashes[-1]: event.lora_name for event in log.snapshot()}
+    assert names[later.block_hashes[-1]] == "judge"
+    front.loop.receive(cache_messages.Invalidate("i", wire.pack_tokens(PROMPT[:4])))
+    assert decoded(log.take()) == [AllBlocksCleared()]
+    assert not any(log._activated.values()), "nothing is kept of pages that are gone"
+
+
 def test_a_branch_continues_the_page_that_it_shares() -> None:
     front, log = opened()
     front.serve("a", PROMPT, max_tokens=1)

@@ -27,7 +27,7 @@ def message_fingerprint(
     n_system = 1 if request.system else 0
     return Fingerprint.of(
         cache_salt=chat.cache_salt,
-        adapter=served_model.adapter,
+        adapter=served_model.first_adapter,
         parts={
             "model": served_model.adapter,  # names of equal bytes share pages
             "system": served_model.without_nonces(chat.messages[:n_system]),
@@ -35,7 +35,7 @@ def message_fingerprint(
             "settings": (chat.tool_choice or "auto", request.thinking, request.output_config),
         },
         messages=served_model.without_nonces(chat.messages[n_system:]),
-        tokens=answer.prompt.tokens,
+        key=served_model.key(answer.prompt.tokens),
         page_size=served_model.ready.page_size,
     )
 

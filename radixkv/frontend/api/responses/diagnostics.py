@@ -27,7 +27,7 @@ def response_fingerprint(
     text = request.text
     return Fingerprint.of(
         cache_salt=chat.cache_salt,
-        adapter=served_model.adapter,
+        adapter=served_model.first_adapter,
         parts={
             "model": served_model.adapter,  # names of equal bytes share pages
             "prompt_cache_key": request.prompt_cache_key,
@@ -38,7 +38,7 @@ def response_fingerprint(
             "verbosity": (text and text.verbosity) or _DEFAULT_VERBOSITY,
         },
         messages=served_model.without_nonces(chat.messages),
-        tokens=answer.prompt.tokens,
+        key=served_model.key(answer.prompt.tokens),
         page_size=served_model.ready.page_size,
     )
 

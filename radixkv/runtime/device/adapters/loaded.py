@@ -17,6 +17,7 @@ class PreparedAdapter:
     """A ``ReadAdapter`` whose matrices are the device's."""
 
     digest: str
+    invocation_tokens: tuple[int, ...] | None
     n_bytes: int
     _pairs: list[AdapterPairs]
     _sizes: dict[str, int]
@@ -62,7 +63,9 @@ class LoadedAdapters:
             CheckpointError: a module of the adapter is in no product of the decoder.
         """
         n_bytes = count_values(folder) * self._dtype.itemsize
-        return PreparedAdapter(folder.digest, n_bytes, self._operations.pairs(folder), self.sizes)
+        return PreparedAdapter(
+            folder.digest, folder.invocation_tokens, n_bytes, self._operations.pairs(folder), self.sizes
+        )
 
     def remove(self, digest: str) -> None:
         """See ``DeviceAdapters.remove``."""

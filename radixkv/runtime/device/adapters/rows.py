@@ -56,7 +56,8 @@ class StepRows:
         n_tokens = 0
         for row in rows:
             if row.adapter:
-                spans.setdefault(row.adapter, []).append(torch.arange(n_tokens, n_tokens + row.n_tokens))
+                first = n_tokens + max(0, row.adapter_start - row.start)
+                spans.setdefault(row.adapter, []).append(torch.arange(first, n_tokens + row.n_tokens))
             n_tokens += row.n_tokens
         self.whole = AdapterRows(0, n_tokens, {name: torch.cat(parts) for name, parts in spans.items()})
         self.chunks = [

@@ -48,7 +48,14 @@ def find_adapters(
     for module in config.lora_modules:
         folder = open_adapter(module.name, module.path, config.max_lora_rank, model)
         sources.append(
-            AdapterSource(module.name, module.path, folder.digest, config.max_lora_rank, count_values(folder))
+            AdapterSource(
+                module.name,
+                module.path,
+                folder.digest,
+                config.max_lora_rank,
+                count_values(folder),
+                folder.invocation_tokens,
+            )
         )
     return tuple(sources)
 
@@ -95,11 +102,16 @@ def open_adapter(name: str, path: str, max_rank: int, model: DecoderConfig) -> A
     """
     try:
         folder = AdapterFolder.open(Path(path).expanduser(), max_rank=max_rank)
-        if folder.invocation_tokens is not None:
-            raise CheckpointError(
-                f"{path} has an activated LoRA (alora_invocation_tokens), which this release does not serve; use a "
-                "LoRA without invocation tokens"
-            )
+        _check_invocation(folder, model.vocab_size)
         return fitted(folder, model)
     except CheckpointError as error:
         raise CheckpointError(f"adapter {shortened(name)}: {error}") from None
+
+
+def _check_invocation(folder: AdapterFolder, vocab_size: int) -> None:
+    unknown = [token for token in folder.invocation_tokens or () if token >= vocab_size]
+    if unknown:
+        raise CheckpointError(
+            f"{folder.path}: alora_invocation_tokens has the id {unknown[0]}, and the model's vocabulary only ids "
+            f"below {vocab_size}, so no prompt could activate it; use an adapter of this model"
+        )

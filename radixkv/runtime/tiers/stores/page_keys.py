@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import NamedTuple
 
-from radixkv.tree.node import Namespace
+from radixkv.tree.marks import Marks
+from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.version import __version__
 
 DIGEST_BYTES = 32
@@ -64,17 +65,27 @@ def namespace_key(root: bytes, namespace: Namespace) -> bytes:
     return _key(root[:DIGEST_BYTES], repr(tuple(namespace)).encode())
 
 
-def chain(parent: bytes, tokens: bytes, page_token_bytes: int) -> list[bytes]:
+def chain(parent: bytes, tokens: bytes, page_token_bytes: int, marks: Marks | None = None) -> list[bytes]:
     """Returns the keys of the whole pages of ``tokens``. O(tokens), some 2 µs a page.
+
+    That of a page with a mark is made of the adapter's whole digest, too: a store has pages of other servers, where
+    the mark may be another adapter's.
 
     Args:
         parent: key of the page before them, or of the namespace.
         tokens: little-endian int32.
         page_token_bytes: bytes of one page's tokens.
+        marks: those in the tokens; None: there are none.
     """
     keys: list[bytes] = []
-    for end in range(page_token_bytes, len(tokens) + 1, page_token_bytes):
-        parent = _key(parent[:DIGEST_BYTES], tokens[end - page_token_bytes : end])
+    adapters = {}
+    if marks:
+        adapters = {place * TOKEN_BYTES // page_token_bytes: mark.adapter for place, mark in marks.find(tokens)}
+    for page, end in enumerate(range(page_token_bytes, len(tokens) + 1, page_token_bytes)):
+        content = tokens[end - page_token_bytes : end]
+        if page in adapters:
+            content += adapters[page].encode()
+        parent = _key(parent[:DIGEST_BYTES], content)
         keys.append(parent)
     return keys
 
@@ -88,13 +99,15 @@ class KeyChain:
     Args:
         root: key of the engine, from ``root_key``.
         page_token_bytes: bytes of one page's tokens.
+        marks: those in sequences; None: there are none.
     """
 
-    def __init__(self, root: bytes, page_token_bytes: int) -> None:
+    def __init__(self, root: bytes, page_token_bytes: int, marks: Marks | None = None) -> None:
         self._root = root
+        self._chain = partial(chain, marks=marks)
         self._page_token_bytes = page_token_bytes
         run_bytes = _RUN_PAGES * (page_token_bytes + KEY_BYTES + _OBJECT_BYTES)
-        self._run = lru_cache(maxsize=max(1, _MAX_REMEMBERED_BYTES // run_bytes))(chain)
+        self._run = lru_cache(maxsize=max(1, _MAX_REMEMBERED_BYTES // run_bytes))(self._chain)
 
     def keys(self, namespace: Namespace, tokens: bytes) -> list[bytes]:
         """Returns the keys of the whole pages of a sequence. O(tokens), some 2 µs a page that is new.
@@ -110,7 +123,7 @@ class KeyChain:
         for start in range(0, n_in_runs, run_bytes):
             keys += self._run(parent, tokens[start : start + run_bytes], self._page_token_bytes)
             parent = keys[-1]
-        return keys + chain(parent, tokens[n_in_runs:], self._page_token_bytes)
+        return keys + self._chain(parent, tokens[n_in_runs:], self._page_token_bytes)
 
 
 class StateKeys:

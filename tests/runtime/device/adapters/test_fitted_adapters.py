@@ -75,11 +75,14 @@ def test_attention_of_a_mixture_and_its_plain_mlps_are_targets(tmp_path: Path) -
     ]
 
 
-def test_activated_lora_is_refused(tmp_path: Path) -> None:
+def test_invocation_tokens_are_of_the_vocabulary(tmp_path: Path) -> None:
     config = config_of(tmp_path / "base", "grouped")
-    adapter(tmp_path / "a", QUERY, shape=(64, 48), alora_invocation_tokens=[5, 6])
     settings = AdapterConfig(lora_modules=(LoraModule("a", str(tmp_path / "a")),))
-    with pytest.raises(CheckpointError, match="adapter 'a': .* activated LoRA"):
+    adapter(tmp_path / "a", QUERY, shape=(64, 48), alora_invocation_tokens=[5, config.vocab_size - 1])
+    (source,) = find_adapters(settings, config, n_ranks=1, task="generate")
+    assert source.invocation_tokens == (5, config.vocab_size - 1)
+    adapter(tmp_path / "a", QUERY, shape=(64, 48), alora_invocation_tokens=[5, config.vocab_size])
+    with pytest.raises(CheckpointError, match=f"'a': .*alora_invocation_tokens has the id {config.vocab_size}"):
         find_adapters(settings, config, n_ranks=1, task="generate")
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from random import Random
 
 from radixkv.runtime.tiers.stores.page_keys import KeyChain, KVIdentity, StateKeys, chain, namespace_key, root_key
+from radixkv.tree.marks import Marks
 from radixkv.tree.node import Namespace
 
 STATES = StateKeys(3, 2, 64)
@@ -68,6 +69,22 @@ def test_remembered_keys_are_those_of_the_same_tokens_after_the_same_tokens() ->
         tokens = b"".join(random.choices(parts, k=random.randrange(6))) + bytes(random.randrange(9))
         namespace = Namespace(salt=random.choice([None, "a", "b"]))
         assert remembering.keys(namespace, tokens) == chain(namespace_key(root, namespace), tokens, 8)
+
+
+def test_a_mark_stands_for_the_whole_digest_of_its_adapter() -> None:
+    """Servers that share a store may have other adapters with equal marks."""
+    root, key = root_key(IDENTITY), TOKENS[:100] + (-5).to_bytes(4, "little", signed=True) + TOKENS[104:]
+    digests = [f"{3:08x}{digit * 56}" for digit in "12"]
+    found = []
+    for digest in digests:
+        (marks := Marks()).add(digest, [1])
+        assert marks.find(key) == [(25, (digest, (1).to_bytes(4, "little")))]
+        found.append(KeyChain(root, 64, marks).keys(Namespace(), key))
+        assert KeyChain(root, 64, marks).keys(Namespace(), TOKENS) == keys_with(), (
+            "those without marks are the same"
+        )
+    for one, other in ((found[0], found[1]), (found[0], keys_with()), (found[1], keys_with())):
+        assert [first == second for first, second in zip(one, other, strict=True)] == [True, False, False, False]
 
 
 def test_the_deepest_window_is_one_whose_pages_are_all_there() -> None:

@@ -44,7 +44,10 @@ def token_slots(plan: StepPlan, slots: Mapping[str, int]) -> Ints | None:
 
 
 def _slots_of(row: Row, slots: Mapping[str, int]) -> Ints:
-    return np.full(row.n_tokens, slots[row.adapter] if row.adapter else NO_ADAPTER, np.int32)
+    values = np.full(row.n_tokens, NO_ADAPTER, np.int32)
+    if row.adapter:
+        values[max(0, row.adapter_start - row.start) :] = slots[row.adapter]
+    return values
 
 
 def in_blocks(slots: Ints, n_rows: int) -> tuple[Ints, Ints]:

@@ -29,6 +29,7 @@ class PreparedCudaAdapter:
     """A ``ReadAdapter`` whose matrices are in a slot."""
 
     digest: str
+    invocation_tokens: tuple[int, ...] | None
     n_bytes: int
     _adapters: CudaAdapters
     _slot: int
@@ -96,7 +97,8 @@ class CudaAdapters:
         except BaseException:
             self.free(slot)
             raise
-        return PreparedCudaAdapter(folder.digest, count_values(folder) * self._dtype.itemsize, self, slot, tables)
+        n_bytes = count_values(folder) * self._dtype.itemsize
+        return PreparedCudaAdapter(folder.digest, folder.invocation_tokens, n_bytes, self, slot, tables)
 
     def publish(self, digest: str, slot: int, tables: SlotTables, n_bytes: int) -> None:
         """Lets rows ask for the adapter in a slot."""

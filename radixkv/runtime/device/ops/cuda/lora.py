@@ -203,7 +203,7 @@ def _shrink(
                 column = begin + columns
                 inputs = tl.load(x_rows + column[None, :], (row >= 0)[:, None] & (column < n_in)[None, :], 0.0)
                 matrix = tl.load(a_rows + column[:, None], (index < rank)[None, :] & (column < n_in)[:, None], 0.0)
-                product = tl.dot(inputs, matrix, product)
+                product = tl.dot(inputs, matrix, product, input_precision="ieee")  # of float32
             target = sums + ((block * PARTS + part) * SPLITS + split) * ROWS * RANKS
             tl.store(target + place[:, None] * RANKS + index[None, :], product)
 
@@ -264,7 +264,7 @@ def _expand(
             product = tl.load(source)
             for split in tl.static_range(1, SPLITS):
                 product += tl.load(source + split * ROWS * RANKS)
-            added = tl.dot((product * scale).to(matrix.dtype), matrix)
+            added = tl.dot((product * scale).to(matrix.dtype), matrix, input_precision="ieee")
             target = out + row.to(tl.int64)[:, None] * out_stride + (part_first + column)[None, :]
             is_stored = (row >= 0)[:, None] & is_column
             total = tl.load(target, is_stored, 0.0).to(tl.float32) + added

@@ -1,0 +1,45 @@
+"""Marks of activated LoRAs that come and go: each has one for as long as the process lives, and keeps it."""
+
+from __future__ import annotations
+
+from radixkv.runtime.adapters.loading import LoadableAdapters
+from radixkv.wire.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
+from radixkv.wire.cache_messages import Explain
+from radixkv.wire.messages import Failed, pack_tokens
+from support.fake_adapters import FakeDeviceAdapters
+from support.loop_frontend import PROMPT, Frontend
+
+JUDGE, SAME_MARK, RANK = "12ab" * 16, "12ab12ab" + "0" * 56, "34cd" * 16
+FOLDERS = {"/judge": JUDGE, "/same": SAME_MARK, "/rank": RANK}
+
+
+def loaded(front: Frontend, name: str, path: str) -> AdapterLoaded | Failed:
+    assert front.loop.receive(LoadAdapter(name, name, path)) == []
+    front.loop.wait(5.0)
+    (reply,) = front.loop.turn()
+    assert isinstance(reply, AdapterLoaded | Failed)
+    return reply
+
+
+def test_a_mark_is_never_another_adapters() -> None:
+    """Neither while an adapter is loaded nor after, as its pages may be left."""
+    device = FakeDeviceAdapters(FOLDERS, invocations=dict.fromkeys(FOLDERS.values(), (5,)))
+    front = Frontend(adapters=LoadableAdapters(device))
+    assert isinstance(loaded(front, "judge", "/judge"), AdapterLoaded)
+    front.serve("a", PROMPT, adapter=JUDGE)
+    front.loop.receive(UnloadAdapter("u", "judge"))
+    front.turn()
+    assert device.sizes == {}
+    refused = loaded(front, "same", "/same")
+    assert isinstance(refused, Failed)
+    assert "has the mark of 12ab12ab12ab…" in refused.text
+    assert device.sizes == {}, "nothing of it is left"
+    assert isinstance(loaded(front, "rank", "/rank"), AdapterLoaded)
+    again = loaded(front, "again", "/judge")
+    assert isinstance(again, AdapterLoaded)
+    assert again.adapter.invocation_tokens == (5,)
+    explained = [
+        front.loop.receive(Explain("e", pack_tokens(PROMPT), adapter=adapter))[0].n_cached
+        for adapter in (JUDGE, RANK, "")
+    ]
+    assert explained == [10, 4, 4], "the same bytes hit; others and the model have what is before the invocation"

@@ -1,0 +1,93 @@
+"""Marks: keys, and what they stand for, against lists of numbers."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixkv.errors import CheckpointError
+from radixkv.tree.marks import Marks
+
+JUDGE, RANK = "0badcafe" + "1" * 56, "0badcaff" + "2" * 56
+TOKENS = st.lists(st.sampled_from([0, 1, 2, 256, 65536, 1 << 24]), max_size=12)
+
+
+def packed(tokens: Sequence[int]) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+def unpacked(key: bytes) -> list[int]:
+    return array("i", key).tolist()
+
+
+def last_place(tokens: Sequence[int], invocation: Sequence[int]) -> int | None:
+    places = [at for at in range(len(tokens)) if tokens[at : at + len(invocation)] == invocation]
+    return places[-1] if places else None
+
+
+@given(TOKENS, st.lists(st.sampled_from([0, 1, 256, 1 << 24]), min_size=1, max_size=3))
+def test_the_last_invocation_begins_with_a_mark(tokens: list[int], invocation: list[int]) -> None:
+    """Bytes of two tokens may look like one of the invocation's."""
+    marks = Marks()
+    marks.add(JUDGE, invocation)
+    key, position = marks.key(JUDGE, packed(tokens))
+    assert position == last_place(tokens, invocation)
+    if position is None:
+        assert key == packed(tokens)
+        assert marks.find(key) == []
+        return
+    numbers = unpacked(key)
+    assert numbers[position] < -1
+    assert [*numbers[:position], *numbers[position + 1 :]] == [*tokens[:position], *tokens[position + 1 :]]
+    assert marks.tokens(key) == packed(tokens)
+    assert marks.find(key) == [(position, (JUDGE, packed(invocation[:1])))]
+    assert marks.tokens(key[4 * position :]) == packed(tokens[position:]), "a part of a key"
+
+
+@given(TOKENS, st.lists(st.sampled_from([0, 1]), min_size=1, max_size=3), st.integers(0, 12))
+def test_every_key_begins_with_one_of_the_prefixes(tokens: list[int], invocation: list[int], end: int) -> None:
+    marks = Marks()
+    marks.add(JUDGE, invocation)
+    key, prefix = marks.key(JUDGE, packed(tokens)).key, packed(tokens[:end])
+    prefixes = list(marks.prefixes(JUDGE, prefix))
+    assert key[: len(prefix)] in prefixes
+    assert all(marks.tokens(one) == prefix for one in prefixes)
+
+
+def test_each_adapter_has_its_own_mark_which_depends_on_its_digest_alone() -> None:
+    marks, others = Marks(), Marks()
+    assert (len(marks), JUDGE in marks, marks.find(packed([1, -1, 2]))) == (0, False, [])
+    for one in (JUDGE, RANK):
+        marks.add(one, [5])
+    for one in (RANK, JUDGE, JUDGE):
+        others.add(one, [5])
+    prompt = packed([4, 5, 6])
+    keys = [one.key(adapter, prompt).key for one in (marks, others) for adapter in (JUDGE, RANK)]
+    assert keys[:2] == keys[2:]
+    assert len(set(keys)) == 2
+    assert dict(marks.other_keys(JUDGE, prompt)) == {RANK: keys[1]}
+    assert dict(marks.other_keys("", prompt)) == {JUDGE: keys[0], RANK: keys[1]}
+    assert dict(marks.other_keys("", packed([4, 6]))) == {}
+    assert marks.key("", prompt) == marks.key("3" * 64, prompt) == (prompt, None)
+    assert marks.tokens(b"\xff" * 8) == b"\xff" * 8, "no tokens, as of pages of states"
+
+
+def test_another_adapter_of_the_same_mark_is_refused() -> None:
+    marks = Marks()
+    marks.add(JUDGE, [5])
+    same = JUDGE[:8] + "2" * 56
+    with pytest.raises(CheckpointError, match="0badcafe2222… has the mark of 0badcafe1111…"):
+        marks.add(same, [5])
+    assert same not in marks
+    assert marks.key(same, packed([5])) == (packed([5]), None)
+
+
+@pytest.mark.parametrize("digits", ["00000000", "7ffffffe", "7fffffff", "ffffffff"])
+def test_marks_are_negative_int32_and_never_minus_one(digits: str) -> None:
+    marks = Marks()
+    marks.add(digits + "0" * 56, [5])
+    assert -(2**31) <= unpacked(marks.key(digits + "0" * 56, packed([5])).key)[0] < -1
