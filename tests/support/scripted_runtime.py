@@ -130,6 +130,8 @@ PAUSES = PauseStats(
     },
 )
 """Counters of pauses between turns."""
+ADAPTERS = AdapterStats(n_adapters=2, n_bytes=84_000_000)
+"""Gauges of adapters."""
 WINDOWS = WindowStats(
     n_window_pages=30,
     n_window_pages_evictable=12,

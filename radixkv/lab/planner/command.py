@@ -92,6 +92,19 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     model.add_argument(
         "--page-size", "--block-size", type=count, default=16, metavar="TOKENS", help="default: %(default)s"
     )
+    model.add_argument(
+        "--max-loras",
+        type=count,
+        metavar="COUNT",
+        help="LoRA adapters for which the GPU has slots (default: none)",
+    )
+    model.add_argument(
+        "--max-lora-rank",
+        type=count,
+        default=16,
+        metavar="RANK",
+        help="highest rank of an adapter (default: %(default)s)",
+    )
     traffic = parser.add_argument_group("requests")
     traffic.add_argument("--prompt", type=count, metavar="TOKENS", help=f"length of a prompt (default: {PROMPT})")
     traffic.add_argument("--answer", type=count, metavar="TOKENS", help=f"length of an answer (default: {ANSWER})")
@@ -129,6 +142,7 @@ def run(args: argparse.Namespace) -> int:
     from radixkv.lab.planner.plan import Gpu, StatePlan, check_fits, plan_pool
     from radixkv.lab.planner.report import (
         LABEL_WIDTH,
+        adapter_line,
         hit_rate_lines,
         model_lines,
         pool_lines,
@@ -148,6 +162,7 @@ def run(args: argparse.Namespace) -> int:
     limit = checkpoint.max_position_embeddings
     config, n_gpus, room = _engine_config(args), args.tensor_parallel_size, None
     size = model_size(checkpoint, args.quantization, n_gpus)
+    adapter_bytes = 0 if args.max_loras is None else _adapter_bytes(size, args.max_loras, args.max_lora_rank)
     if size.state_bytes:
         utilization = config.cache.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
         free_bytes = Gpu(args.gpu_memory, utilization, args.workspace).usable_bytes - size.weight_bytes
@@ -157,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
     recording, request = _requests(args, settings.max_model_len)
-    gpu = Gpu(args.gpu_memory, settings.gpu_memory_utilization, args.workspace)
+    gpu = Gpu(args.gpu_memory, settings.gpu_memory_utilization, args.workspace, adapter_bytes)
     in_fp8 = None if size.n_quantized_values else model_size(checkpoint, "fp8", n_gpus)
     states = StatePlan.of(size, settings)
     check_fits(size, in_fp8, _divided(checkpoint, args.quantization, n_gpus), gpu, args.page_size, request, states)
@@ -189,6 +204,7 @@ def run(args: argparse.Namespace) -> int:
         "gpu_memory_bytes": gpu.n_bytes,
         "gpu_memory_utilization": gpu.utilization,
         "workspace_bytes": gpu.workspace_bytes,
+        "adapter_bytes": gpu.adapter_bytes,
         "host_memory_bytes": args.host_memory,
         "request": request._asdict(),
         "rows": args.rows,
@@ -197,7 +213,10 @@ def run(args: argparse.Namespace) -> int:
     }
     open_saver(args.output_file, "plan")([record])
     name = checkpoint.folder.name if args.model != "tiny" else "tiny"
-    lines = [*model_lines(name, size, settings.max_model_len, states), request_line(request, args.page_size)]
+    lines = [*model_lines(name, size, settings.max_model_len, states)]
+    if adapter_bytes:
+        lines.append(adapter_line(args.max_loras, args.max_lora_rank, adapter_bytes))
+    lines.append(request_line(request, args.page_size))
     for pool in pools:
         lines += ["", *pool_lines(pool, size, gpu, request, args.page_size, states)]
         print(wrapped("\n".join(lines), LABEL_WIDTH))
@@ -208,9 +227,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _adapter_bytes(size: ModelSize, max_loras: int, max_rank: int) -> int:
+    """Returns the memory of slots of adapters. Raises ``ConfigError`` for a model that is divided."""
+    from radixkv.runtime.device.adapters.cuda.memory_size import memory_bytes
+
+    if size.n_ranks > 1:
+        raise ConfigError("adapters run without ranks in this release; leave --max-loras or --gpus out")
+    return memory_bytes(size.config, max_loras, max_rank, size.dtype)
+
+
 def _check_flags(args: argparse.Namespace) -> None:
     parser: Parser = args.parser
-    for name, minimum in (("gpu_memory", 1), ("prompt", 1), ("answer", 1), ("shared", 0), ("rows", 1)):
+    minima = {"gpu_memory": 1, "prompt": 1, "answer": 1, "shared": 0, "rows": 1, "max_loras": 1, "max_lora_rank": 1}
+    for name, minimum in minima.items():
         value = vars(args)[name]
         if value is not None and value < minimum:
             parser.error(f"{name} {value} must be at least {minimum}")

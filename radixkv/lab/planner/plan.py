@@ -93,6 +93,13 @@ class Gpu(NamedTuple):
     """Share that a server may use."""
     workspace_bytes: int
     """Driver, largest step and CUDA graphs. A server measures it; a plan assumes it."""
+    adapter_bytes: int = 0
+    """Slots of LoRA adapters."""
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes that a server takes beside weights, states and KV."""
+        return self.workspace_bytes + self.adapter_bytes
 
     @property
     def usable_bytes(self) -> int:
@@ -206,7 +213,7 @@ def plan_pool(
         ConfigError: no page fits the pool or the host tier.
     """
     page = size.page(page_size, kv_cache_dtype)
-    memory = MemoryUse(gpu.n_bytes, gpu.n_bytes - size.weight_bytes - states.n_bytes, gpu.workspace_bytes)
+    memory = MemoryUse(gpu.n_bytes, gpu.n_bytes - size.weight_bytes - states.n_bytes, gpu.taken_bytes)
     settings = DeviceSettings(
         page_size=page_size,
         max_num_seqs=n_rows,
@@ -220,7 +227,7 @@ def plan_pool(
         value_bytes=page.dtype.itemsize,
         kv_bytes_per_token=page.n_bytes // page_size,
         page_bytes=page.n_bytes,
-        pool_bytes=gpu.usable_bytes - size.weight_bytes - states.n_bytes - gpu.workspace_bytes,
+        pool_bytes=gpu.usable_bytes - size.weight_bytes - states.n_bytes - gpu.taken_bytes,
         n_pages=n_pages,
         n_tokens=n_pages * page_size,
         n_host_slots=None if host_bytes is None else _count_host_slots(host_bytes, size, page, n_pages, states),
@@ -350,8 +357,8 @@ def _missing_bytes(size: ModelSize, gpu: Gpu, page: PageLayout, states: StatePla
 
 
 def _served_bytes(size: ModelSize, gpu: Gpu, page: PageLayout, states: StatePlan) -> int:
-    """Returns the bytes of weights, states, workspace, and one page beside the one that pads."""
-    return size.weight_bytes + states.n_bytes + gpu.workspace_bytes + 2 * page.n_bytes
+    """Returns the bytes of weights, states, adapters, workspace, and one page beside the one that pads."""
+    return size.weight_bytes + states.n_bytes + gpu.taken_bytes + 2 * page.n_bytes
 
 
 def _loaded_bytes(size: ModelSize) -> int:
@@ -365,6 +372,8 @@ def _needs(size: ModelSize, gpu: Gpu, page: PageLayout, states: StatePlan) -> st
         return f"{weights} and converting them {size.loading_bytes / GIB:.1f}, and the GPU has {_size(gpu.n_bytes)}"
     if states.n_bytes:
         weights += f", the states {states.n_bytes / GIB:.1f}"
+    if gpu.adapter_bytes:
+        weights += f", the adapters {gpu.adapter_bytes / GIB:.1f}"
     return (
         f"{weights} and the workspace {gpu.workspace_bytes / GIB:.1f}, and {gpu.utilization:g} of "
         f"{_size(gpu.n_bytes)} is {gpu.usable_bytes / GIB:.1f} GiB"
@@ -378,6 +387,6 @@ def _size(n_bytes: int) -> str:
 def _sufficient_gb(size: ModelSize, gpu: Gpu, page: PageLayout, request: RequestShape, states: StatePlan) -> int:
     """Returns whole gigabytes of GPU memory that hold the model and one request."""
     n_pages = -(-request.stored // page.page_size) + 1
-    used = size.weight_bytes + states.n_bytes + gpu.workspace_bytes + n_pages * page.n_bytes
+    used = size.weight_bytes + states.n_bytes + gpu.taken_bytes + n_pages * page.n_bytes
     needed = max(used / gpu.utilization, used + RESERVE_BYTES, _loaded_bytes(size))
     return -int(-needed // _GB)

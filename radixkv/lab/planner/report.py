@@ -8,6 +8,7 @@ from radixkv.lab.bench.formatting import format_tokens, plural
 from radixkv.lab.planner.plan import GIB, Gpu, PoolPlan, RequestShape, SchemePlan, StatePlan, WindowPlan
 from radixkv.lab.simulator.simulation import Result
 from radixkv.lab.studies.paging.allocators import next_power_of_two
+from radixkv.runtime.device.adapters.cuda.memory_size import SPARE_SLOTS
 from radixkv.runtime.device.cuda.model_size import ModelSize
 from radixkv.terminal import table
 
@@ -28,6 +29,14 @@ def model_lines(name: str, size: ModelSize, max_model_len: int, states: StatePla
             f"states     ({plural(states.n_rows, 'row')} + {states.n_kept:,} in the cache) x "
             f"{plural(states.bytes_each, 'byte')} = {_bytes(states.n_bytes)}"
         )
+
+
+def adapter_line(max_loras: int, max_rank: int, n_bytes: int) -> str:
+    """Returns the line about the slots of adapters."""
+    return (
+        f"adapters   ({max_loras} + {plural(SPARE_SLOTS, 'spare slot')}) x "
+        f"{n_bytes // (max_loras + SPARE_SLOTS):,} bytes of rank {max_rank} = {_bytes(n_bytes)}"
+    )
 
 
 def _weights(size: ModelSize) -> str:
@@ -70,9 +79,10 @@ def pool_lines(
         f"{plural(pool.kv_bytes_per_token, 'byte')}"
     )
     yield f"  a page   {page_size} x {pool.kv_bytes_per_token:,} = {_bytes(pool.page_bytes)}"
-    of_states = f" - {states.n_bytes:,} states" if states.n_bytes else ""
+    beside = f" - {states.n_bytes:,} states" if states.n_bytes else ""
+    beside += f" - {gpu.adapter_bytes:,} adapters" if gpu.adapter_bytes else ""
     yield (
-        f"  pool     {_usable(gpu)} - {size.weight_bytes:,} weights{of_states} - {gpu.workspace_bytes:,} workspace "
+        f"  pool     {_usable(gpu)} - {size.weight_bytes:,} weights{beside} - {gpu.workspace_bytes:,} workspace "
         f"= {_bytes(pool.pool_bytes)}"
     )
     yield (

@@ -14,7 +14,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.paths import ROOT
 from support.promql import parse, unknown_names
-from support.scripted_runtime import DISK, DRAFTS, HOST, REPLICAS, SHARED_STORE, STATES, TENANTS, WINDOWS, Site
+from support.scripted_runtime import (
+    ADAPTERS,
+    DISK,
+    DRAFTS,
+    HOST,
+    PAUSES,
+    REPLICAS,
+    SHARED_STORE,
+    STATES,
+    TENANTS,
+    WINDOWS,
+    Site,
+)
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/radixkv.json").read_text())
 RULES = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
@@ -30,6 +42,7 @@ def series(site: Site) -> Series:
     site.loop.host = HOST
     site.loop.tenants, site.loop.drafts, site.loop.replicas = TENANTS, DRAFTS, REPLICAS
     site.loop.states, site.loop.windows = STATES, WINDOWS
+    site.loop.pauses, site.loop.adapters = PAUSES, ADAPTERS
     series: Series = defaultdict(list, {"up": [SCRAPED]})
     for behind_the_host_tier in (SHARED_STORE, DISK):
         site.loop.disk = behind_the_host_tier

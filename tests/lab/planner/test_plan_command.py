@@ -90,6 +90,14 @@ def plan(*flags):
     return main(["plan", *map(str, flags)])
 
 
+def exit_code(*flags):
+    """Returns the code with which ``radixkv plan`` ends, also for wrong flags."""
+    try:
+        return plan(*flags)
+    except SystemExit as end:
+        return end.code
+
+
 @pytest.fixture
 def planned(tmp_path):
     """Returns the JSON line of a plan."""
@@ -113,6 +121,28 @@ def model(tmp_path):
         return path
 
     return write
+
+
+def test_slots_of_adapters_take_memory_beside_the_pool(model, planned, capsys):
+    """A and B of the seven matrices of each layer of Llama 3.1 70B, in nine slots."""
+    file = model()
+    sides = (8192 + 8192) + 2 * (8192 + 1024) + (8192 + 8192) + 2 * (8192 + 28_672) + (28_672 + 8192)
+    n_bytes = 9 * 80 * 32 * sides * 2
+    plan, without = (
+        planned(file, "--gpu-memory", "320GB", *more) for more in (("--max-loras", 8, "--max-lora-rank", 32), ())
+    )
+    assert plan["adapter_bytes"] == n_bytes
+    assert plan["pools"][0]["pool_bytes"] == without["pools"][0]["pool_bytes"] - n_bytes
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"adapters (8 + 1 spare slot) x {n_bytes // 9:,} bytes of rank 32 = {n_bytes:,} bytes" in text
+    assert f"weights - {n_bytes:,} adapters - 3,221,225,472 workspace" in text
+    for flags, words in (
+        (("--gpu-memory", "160GB", "--max-loras", 60), "the adapters 23.5 and the workspace"),
+        (("--gpu-memory", "160GB", "--max-loras", 8, "--gpus", 2), "adapters run without ranks"),
+        (("--gpu-memory", "160GB", "--max-loras", 0), "max_loras 0 must be at least 1"),
+    ):
+        assert exit_code(file, *flags) != 0
+        assert words in capsys.readouterr().err
 
 
 def test_states_of_recurrent_layers_take_memory_beside_the_pool(model, planned, capsys):

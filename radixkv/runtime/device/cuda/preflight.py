@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.runtime.device.adapters.cuda.loaded import memory_bytes
+from radixkv.runtime.device.adapters.cuda.memory_size import memory_bytes
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype
 from radixkv.runtime.device.machine import (

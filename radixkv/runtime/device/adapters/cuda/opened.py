@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
-from radixkv.runtime.device.adapters.cuda.loaded import SPARE_SLOTS, CudaAdapters
+from radixkv.runtime.device.adapters.cuda.loaded import CudaAdapters
 from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory
+from radixkv.runtime.device.adapters.cuda.memory_size import SPARE_SLOTS
 from radixkv.runtime.device.adapters.cuda.operations import CudaLoraOperations
 from radixkv.runtime.device.adapters.sources import open_adapters
 from radixkv.runtime.device.adapters.targets import target_shapes

@@ -1,0 +1,17 @@
+"""The memory that adapters take on a GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from radixkv.runtime.device.adapters.targets import target_shapes
+from radixkv.runtime.device.model_config.config import DecoderConfig
+
+SPARE_SLOTS = 1
+"""Slots beyond ``max_loras``: an adapter is replaced in place while its requests still run."""
+
+
+def memory_bytes(model: DecoderConfig, max_loras: int, max_rank: int, dtype: torch.dtype) -> int:
+    """Returns the memory that the adapters of a model take on a GPU, whatever their ranks and modules are."""
+    n_values = sum(max_rank * sum(shape) for shape in target_shapes(model).values())
+    return (max_loras + SPARE_SLOTS) * n_values * dtype.itemsize
