@@ -113,6 +113,9 @@ class LoadableAdapters(Adapters):
         """See ``Adapters.close``."""
         for thread in self._threads.values():
             thread.join()
+        for read in self._read.take():
+            if not isinstance(read.outcome, RequestError):
+                read.outcome.discard()
         self._read.close()
 
     def _begin(self, message: LoadAdapter) -> None:
@@ -148,6 +151,7 @@ class LoadableAdapters(Adapters):
         try:
             self._mark(adapter)
         except CheckpointError as error:
+            outcome.discard()
             return _failed(message, InvalidRequest(str(error), param="lora_path"))
         if self._registry.add(adapter):
             outcome.put()

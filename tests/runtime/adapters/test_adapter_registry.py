@@ -201,6 +201,15 @@ def test_faults_of_a_read_fail_the_load_alone() -> None:
     assert codes == ["internal_error", "internal_error", "invalid_request"]
 
 
+def test_what_no_turn_has_taken_is_discarded_at_the_end() -> None:
+    adapters = fake_adapters(folders=FOLDERS)
+    assert adapters.receive(LoadAdapter("1", "sql", "/sql")) == []
+    assert adapters.receive(LoadAdapter("2", "lost", "/nowhere")) == []
+    adapters.close()
+    assert not adapters._device.undecided
+    assert adapters._device.sizes == {}
+
+
 def test_loops_without_adapters_refuse_them() -> None:
     front = Frontend()
     for message in (LoadAdapter("1", "sql", "/sql"), UnloadAdapter("2", "sql")):
