@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -13,15 +15,19 @@ from test_gpu_kernels_decoder import SIZES, STATE_SIZES, World
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.checkpoints.adapters import AdapterFolder
 from radixkv.errors import CheckpointError
+from radixkv.runtime.adapters.loading import LoadableAdapters
 from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
 from radixkv.runtime.device.adapters.cuda.loaded import CudaAdapters
-from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory
+from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory, SlotTables
 from radixkv.runtime.device.adapters.cuda.operations import CudaLoraOperations
 from radixkv.runtime.device.adapters.targets import fitted, target_shapes
 from radixkv.runtime.device.model.decoder import OutputTokens
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import Operations
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
+from radixkv.runtime.finished import wait_readable
+from radixkv.wire.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, UnloadAdapter
+from radixkv.wire.messages import Failed, FromRuntime
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle
 from support.lora import linear_modules, merge, save_adapter
@@ -113,3 +119,83 @@ def test_slots_come_and_go(checkpoint: Checkpoint, tmp_path: Path) -> None:
             merged = merge(load_oracle(checkpoint), folders[index])(torch.tensor([world.ids])).logits[0]
             world.plan(digests[index])
             world.check(world.decoder(world.inputs, world.pool, world.attention()), merged)
+
+
+@pytest.mark.parametrize("checkpoint", ["llama3"], indirect=True)
+def test_an_adapter_that_is_read_again_has_one_slot(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Also if it is removed between the second read and the turn that puts it."""
+    oracle = load_oracle(checkpoint)
+    modules = linear_modules(oracle)
+    folders = [save_adapter(tmp_path / str(seed), oracle, modules, seed=seed, rank=RANK) for seed in range(N_SLOTS)]
+    world = AdaptedWorld(checkpoint, *folders)  # no slot is free
+    digest = world.opened(folders[0]).digest
+    again = [world.adapters.prepare(world.opened(folders[0])) for _ in range(2)]
+    again[0].discard()
+    world.adapters.remove(digest)
+    other = save_adapter(tmp_path / "other", oracle, modules, seed=9, rank=RANK)
+    with pytest.raises(CheckpointError, match="room for 3 adapters"):
+        world.adapters.prepare(world.opened(other))
+    again[1].put()
+    with torch.inference_mode():
+        merged = merge(load_oracle(checkpoint), folders[0])(torch.tensor([world.ids])).logits[0]
+        world.plan(digest)
+        world.check(world.decoder(world.inputs, world.pool, world.attention()), merged)
+    world.adapters.remove(digest)
+    world.adapters.prepare(world.opened(other)).put()
+    assert len(world.adapters.slots) == N_SLOTS
+
+
+@pytest.mark.parametrize("checkpoint", ["llama3"], indirect=True)
+def test_an_adapter_that_two_threads_read_at_once_has_one_slot(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = load_oracle(checkpoint)
+    modules = linear_modules(oracle)
+    folders = [save_adapter(tmp_path / str(seed), oracle, modules, seed=seed, rank=RANK) for seed in range(N_SLOTS)]
+    world = AdaptedWorld(checkpoint)
+    may_write, write = Event(), world.memory.write
+
+    def slow_write(slot: int, folder: AdapterFolder) -> SlotTables:
+        may_write.wait()
+        return write(slot, folder)
+
+    monkeypatch.setattr(world.memory, "write", slow_write)
+    with ThreadPoolExecutor(2) as threads:
+        reads = [threads.submit(world.adapters.prepare, world.opened(folders[0])) for _ in range(2)]
+        may_write.set()
+    for folder in folders[1:]:
+        world.adapters.prepare(world.opened(folder)).put()
+    first, second = (read.result() for read in reads)
+    first.put()
+    second.discard()
+    assert len(world.adapters.slots) == N_SLOTS
+
+
+@pytest.mark.parametrize("checkpoint", ["llama3"], indirect=True)
+def test_a_replaced_adapter_comes_back_while_its_requests_run(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """With room for one adapter and a spare one, which the adapter in between has."""
+    oracle = load_oracle(checkpoint)
+    modules = linear_modules(oracle)
+    a, b, c = [save_adapter(tmp_path / name, oracle, modules, seed=seed) for seed, name in enumerate("abc")]
+    world = AdaptedWorld(checkpoint)
+    adapters, used = LoadableAdapters(world.adapters, max_adapters=N_SLOTS - 1), set[str]()
+    world.adapters.prepare(world.opened(save_adapter(tmp_path / "d", oracle, modules, seed=9))).put()  # one is left
+
+    def load(name: str, folder: Path) -> FromRuntime:
+        assert adapters.receive(LoadAdapter(name, name, str(folder), in_place=True)) == []
+        wait_readable(adapters.descriptors(), None)
+        (reply,) = adapters.advance(used.__contains__)
+        return reply
+
+    used.add(world.opened(a).digest)
+    for folder in (a, b, a, b):
+        assert isinstance(load("one", folder), AdapterLoaded)
+    assert isinstance(load("two", a), AdapterLoaded), "another name for files that are loaded takes no slot"
+    refused = load("one", c)
+    assert isinstance(refused, Failed)
+    assert "perhaps by unloaded ones whose requests still run" in refused.text
+    assert adapters.receive(UnloadAdapter("u", "two")) == [AdapterUnloaded("u")]
+    used.clear()
+    assert adapters.advance(used.__contains__) == []
+    assert isinstance(load("one", c), AdapterLoaded)
+    adapters.close()
