@@ -25,7 +25,7 @@ _SPLITS = {16: (16, 8, 4), 32: (4,)}
 """Numbers of splits beside 1, the highest first, by rows of a block.
 
 Steps that are too long for graphs have blocks of 32 rows, and must not be the first to need a kernel: the one of 4
-splits is compiled with the graphs of most tokens, and the one without a split with the largest step, at the start."""
+splits is compiled with the graphs of most tokens, the one without a split with the largest step, at the start."""
 
 
 @dataclass(frozen=True)
