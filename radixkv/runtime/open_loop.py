@@ -163,7 +163,11 @@ def open_loop(
                 ServedAdapter(one.name, one.path, one.digest, one.invocation_tokens) for one in settings.adapters
             ]
             adapters = LoadableAdapters(
-                executor.adapters, served, config.adapters.max_adapters, marks=cache.tree.marks
+                executor.adapters,
+                served,
+                resolved.max_adapters,
+                is_default=config.adapters.max_adapters is None,
+                marks=cache.tree.marks,
             )
             on_failure.callback(adapters.close)
         scheduler = open_scheduler(

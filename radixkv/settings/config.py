@@ -486,7 +486,7 @@ class AdapterConfig:
 
     @property
     def max_adapters(self) -> int | None:
-        """Most adapters that are loaded at once; None: any number."""
+        """Most adapters that are loaded at once; None: the device's default."""
         return self.max_cpu_loras if self.max_loras is None else self.max_loras
 
 

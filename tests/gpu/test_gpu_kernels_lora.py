@@ -10,8 +10,9 @@ import torch
 from kernel_support import DEVICE, check_close, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 
-from radixkv.runtime.device.adapters.cuda.blocks import DeviceBlocks, in_blocks, most_blocks
+from radixkv.runtime.device.adapters.cuda.blocks import DeviceBlocks, in_blocks, most_blocks, token_slots
 from radixkv.runtime.device.ops.cuda.lora import LoraMatrices, add_adapters, split_count, tile_columns
+from radixkv.runtime.step.plan import Row, StepPlan
 
 pytestmark = on_kernels
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter's products have no bfloat16
@@ -111,6 +112,38 @@ def test_programs_go_on_to_further_blocks() -> None:
 
 def test_padding_is_left_alone() -> None:
     World((64, 32), 128, [[8, 8]] * 3, 16).check([0, 2, -1], n_padded=8)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_token_has_the_slot_of_its_rows_adapter(seed: int) -> None:
+    """From where the adapter begins in the row's sequence, which is anywhere."""
+    draws = np.random.default_rng(seed)
+    slots, rows, expected = {"12ab": 2, "34cd": 0}, list[Row](), list[int]()
+    for index in range(draws.integers(1, 20)):
+        adapter = str(draws.choice(["", *slots]))
+        start, n_tokens, adapter_start = draws.integers(0, 9), draws.choice([1, 1, 5]), draws.integers(0, 16)
+        rows.append(
+            Row(
+                batch_slot=index,
+                start=int(start),
+                n_tokens=int(n_tokens),
+                tokens=None,
+                write_start=int(start),
+                table_start=0,
+                table_pages=(),
+                sampling=None,
+                adapter=adapter,
+                adapter_start=int(adapter_start),
+            )
+        )
+        for position in range(start, start + n_tokens):
+            expected.append(slots[adapter] if adapter and position >= adapter_start else -1)
+    found = token_slots(StepPlan(0, tuple(rows)), slots)
+    if found is None:
+        assert not any(row.adapter for row in rows)
+    else:
+        assert found.dtype == np.int32
+        assert found.tolist() == expected
 
 
 @pytest.mark.parametrize("n_rows", [257, 300])

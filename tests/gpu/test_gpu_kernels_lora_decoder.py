@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
 import torch
-from kernel_support import DEVICE, integers, on_kernels
+from kernel_support import DEVICE, integers, normal, on_kernels
 from test_gpu_kernels_decoder import SIZES, STATE_SIZES, World
+from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.checkpoints.adapters import AdapterFolder
 from radixkv.errors import CheckpointError
+from radixkv.runtime.adapters.loading import LoadableAdapters
 from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
+from radixkv.runtime.device.adapters.cuda.layers import LoraLinear
 from radixkv.runtime.device.adapters.cuda.loaded import CudaAdapters
-from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory
+from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory, SlotTables
 from radixkv.runtime.device.adapters.cuda.operations import CudaLoraOperations
 from radixkv.runtime.device.adapters.targets import fitted, target_shapes
 from radixkv.runtime.device.model.decoder import OutputTokens
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.ops.base import Operations
+from radixkv.runtime.device.ops.base import Fp8Rows, Operations, Rows, RowScales, as_tensor
+from radixkv.runtime.device.ops.cuda.fp8_rows import quantize_rows
+from radixkv.runtime.device.ops.cuda.layers import CudaLinear, Mlp
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK
+from radixkv.runtime.device.weights.layer_weights import NormWeights
+from radixkv.runtime.finished import wait_readable
+from radixkv.wire.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, UnloadAdapter
+from radixkv.wire.messages import Failed, FromRuntime
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle
 from support.lora import linear_modules, merge, save_adapter
@@ -50,7 +62,10 @@ class AdaptedWorld(World):
         self.memory = AdapterMemory(N_SLOTS, RANK, dtype, device)
         self.adapters = CudaAdapters(self.memory, config, dtype, max_rank=RANK, stream=None)
         self.step = StepAdapters(self.adapters.slots, max_tokens=128, max_rows=8, n_slots=N_SLOTS, device=device)
-        return CudaLoraOperations(operations, config.activation, target_shapes(config), self.memory, self.step)
+        self.operations = CudaLoraOperations(
+            operations, config.activation, target_shapes(config), self.memory, self.step
+        )
+        return self.operations
 
     def plan(self, digest: str | None, outputs: list[int] | None = None) -> None:
         """Plans a step whose tokens all have one adapter, or none."""
@@ -113,3 +128,137 @@ def test_slots_come_and_go(checkpoint: Checkpoint, tmp_path: Path) -> None:
             merged = merge(load_oracle(checkpoint), folders[index])(torch.tensor([world.ids])).logits[0]
             world.plan(digests[index])
             world.check(world.decoder(world.inputs, world.pool, world.attention()), merged)
+
+
+@pytest.mark.parametrize("checkpoint", ["llama3"], indirect=True)
+def test_an_adapter_that_is_read_again_has_one_slot(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Also if it is removed between the second read and the turn that puts it."""
+    oracle = load_oracle(checkpoint)
+    modules = linear_modules(oracle)
+    folders = [save_adapter(tmp_path / str(seed), oracle, modules, seed=seed, rank=RANK) for seed in range(N_SLOTS)]
+    world = AdaptedWorld(checkpoint, *folders)  # no slot is free
+    digest = world.opened(folders[0]).digest
+    again = [world.adapters.prepare(world.opened(folders[0])) for _ in range(2)]
+    again[0].discard()
+    world.adapters.remove(digest)
+    other = save_adapter(tmp_path / "other", oracle, modules, seed=9, rank=RANK)
+    with pytest.raises(CheckpointError, match="room for 3 adapters"):
+        world.adapters.prepare(world.opened(other))
+    again[1].put()
+    with torch.inference_mode():
+        merged = merge(load_oracle(checkpoint), folders[0])(torch.tensor([world.ids])).logits[0]
+        world.plan(digest)
+        world.check(world.decoder(world.inputs, world.pool, world.attention()), merged)
+    world.adapters.remove(digest)
+    world.adapters.prepare(world.opened(other)).put()
+    assert len(world.adapters.slots) == N_SLOTS
+
+
+@pytest.mark.parametrize("checkpoint", ["llama3"], indirect=True)
+def test_an_adapter_that_two_threads_read_at_once_has_one_slot(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = load_oracle(checkpoint)
+    modules = linear_modules(oracle)
+    folders = [save_adapter(tmp_path / str(seed), oracle, modules, seed=seed, rank=RANK) for seed in range(N_SLOTS)]
+    world = AdaptedWorld(checkpoint)
+    may_write, write = Event(), world.memory.write
+
+    def slow_write(slot: int, folder: AdapterFolder) -> SlotTables:
+        may_write.wait()
+        return write(slot, folder)
+
+    monkeypatch.setattr(world.memory, "write", slow_write)
+    with ThreadPoolExecutor(2) as threads:
+        reads = [threads.submit(world.adapters.prepare, world.opened(folders[0])) for _ in range(2)]
+        may_write.set()
+    for folder in folders[1:]:
+        world.adapters.prepare(world.opened(folder)).put()
+    first, second = (read.result() for read in reads)
+    first.put()
+    second.discard()
+    assert len(world.adapters.slots) == N_SLOTS
+
+
+@pytest.mark.parametrize("checkpoint", ["llama3"], indirect=True)
+def test_a_replaced_adapter_comes_back_while_its_requests_run(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """With room for one adapter and a spare one, which the adapter in between has."""
+    oracle = load_oracle(checkpoint)
+    modules = linear_modules(oracle)
+    a, b, c = [save_adapter(tmp_path / name, oracle, modules, seed=seed) for seed, name in enumerate("abc")]
+    world = AdaptedWorld(checkpoint)
+    adapters, used = LoadableAdapters(world.adapters, max_adapters=N_SLOTS - 1), set[str]()
+    world.adapters.prepare(world.opened(save_adapter(tmp_path / "d", oracle, modules, seed=9))).put()  # one is left
+
+    def load(name: str, folder: Path) -> FromRuntime:
+        assert adapters.receive(LoadAdapter(name, name, str(folder), in_place=True)) == []
+        wait_readable(adapters.descriptors(), None)
+        (reply,) = adapters.advance(used.__contains__)
+        return reply
+
+    used.add(world.opened(a).digest)
+    for folder in (a, b, a, b):
+        assert isinstance(load("one", folder), AdapterLoaded)
+    assert isinstance(load("two", a), AdapterLoaded), "another name for files that are loaded takes no slot"
+    refused = load("one", c)
+    assert isinstance(refused, Failed)
+    assert "perhaps by unloaded ones whose requests still run" in refused.text
+    assert adapters.receive(UnloadAdapter("u", "two")) == [AdapterUnloaded("u")]
+    used.clear()
+    assert adapters.advance(used.__contains__) == []
+    assert isinstance(load("one", c), AdapterLoaded)
+    adapters.close()
+
+
+class Rounded(CudaLinear):
+    """A product of rows in FP8, in torch: the interpreter has no FP8 products."""
+
+    def __init__(self, weight: Tensor, scales: RowScales) -> None:
+        self.weight, self.scales = weight, scales
+        self.read: list[Rows] = []
+
+    @property
+    def input_scales(self) -> RowScales:
+        return self.scales
+
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
+        self.read.append(x)
+        rows = quantize_rows(x, self.scales) if isinstance(x, Tensor) else x
+        n_in = rows.values.shape[1]
+        scales = rows.scales.repeat_interleave(n_in if self.scales == "rows" else BLOCK, 1)[:, :n_in]
+        values = (rows.values.float() * scales)[: rows.n_rows]
+        return (values @ self.weight.t()).to(rows.dtype)
+
+
+@pytest.mark.parametrize("checkpoint", ["llama3"], indirect=True)
+@pytest.mark.parametrize("scales", ["rows", "groups"])
+@torch.inference_mode()
+def test_norms_write_fp8_for_the_model_and_what_adapters_read(
+    checkpoint: Checkpoint, tmp_path: Path, scales: RowScales
+) -> None:
+    """A product and an adapter have the bits of rows that the product rounds itself."""
+    oracle = load_oracle(checkpoint)
+    folder = save_adapter(tmp_path / "sql", oracle, linear_modules(oracle), seed=2)
+    world = AdaptedWorld(checkpoint, folder)
+    slots = world.memory._products[0]
+    base = Rounded(normal(slots.n_out, slots.n_in, dtype=torch.float32), scales)
+    product = LoraLinear(base, slots, world.step)
+    weights = NormWeights(normal(slots.n_in, dtype=torch.float32))
+    x, residual = (normal(world.n_tokens, slots.n_in, dtype=torch.float32) for _ in range(2))
+    for reader in (product, Mlp(product, product, "silu")):
+        norm = world.operations.norm(weights, reader)
+        plain = as_tensor(world.operations.norm(weights).add(x, residual.clone()))
+        world.step.plan(None, 0)
+        rows = norm.add(x, residual.clone())
+        assert isinstance(rows, Fp8Rows)
+        assert rows.unrounded is None
+        expected = product(plain)
+        assert torch.equal(product(rows), expected)
+        world.plan(world.opened(folder).digest)
+        adapted = norm.add(x, residual.clone())
+        assert isinstance(adapted, Fp8Rows)
+        assert torch.equal(as_tensor(adapted), plain)
+        found = product(adapted)
+        assert base.read[-1] is adapted, "the product reads FP8"
+        assert torch.equal(found, product(plain))
+        assert (found - expected).abs().max() > 0.01, "the adapter changes something"

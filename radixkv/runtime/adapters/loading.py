@@ -45,6 +45,7 @@ class LoadableAdapters(Adapters):
         device: has the weights.
         adapters: those of the start.
         max_adapters: most adapters that are loaded at once; None: any number.
+        is_default: whether no setting gives ``max_adapters``, which errors then say.
         marks: gets those of activated LoRAs; None: nothing reads them.
 
     Raises:
@@ -57,6 +58,7 @@ class LoadableAdapters(Adapters):
         adapters: Sequence[ServedAdapter] = (),
         max_adapters: int | None = None,
         *,
+        is_default: bool = False,
         marks: Marks | None = None,
     ) -> None:
         self.served = tuple(adapters)
@@ -65,7 +67,7 @@ class LoadableAdapters(Adapters):
         for adapter in adapters:
             self._mark(adapter)
         self._device = device
-        self._registry = AdapterRegistry(adapters, max_adapters)
+        self._registry = AdapterRegistry(adapters, max_adapters, is_default=is_default)
         self._read: Finished[_Read] = Finished()
         self._threads: dict[str, threading.Thread] = {}
         """The threads that read, by the name of the adapter."""
@@ -113,6 +115,9 @@ class LoadableAdapters(Adapters):
         """See ``Adapters.close``."""
         for thread in self._threads.values():
             thread.join()
+        for read in self._read.take():
+            if not isinstance(read.outcome, RequestError):
+                read.outcome.discard()
         self._read.close()
 
     def _begin(self, message: LoadAdapter) -> None:
@@ -148,6 +153,7 @@ class LoadableAdapters(Adapters):
         try:
             self._mark(adapter)
         except CheckpointError as error:
+            outcome.discard()
             return _failed(message, InvalidRequest(str(error), param="lora_path"))
         if self._registry.add(adapter):
             outcome.put()

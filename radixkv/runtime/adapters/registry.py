@@ -16,14 +16,18 @@ class AdapterRegistry:
     Args:
         adapters: those of the start.
         max_adapters: most names; None: any number.
+        is_default: whether no setting gives ``max_adapters``, which errors then say.
     """
 
-    def __init__(self, adapters: Iterable[ServedAdapter], max_adapters: int | None) -> None:
+    def __init__(
+        self, adapters: Iterable[ServedAdapter], max_adapters: int | None, *, is_default: bool = False
+    ) -> None:
         self.named = {adapter.name: adapter for adapter in adapters}
         """The adapters that new requests may have, by name."""
         self.retired: set[str] = set()
         """Digests without a name, which have not been freed."""
         self._max_adapters = max_adapters
+        self._is_default = is_default
 
     def has(self, digest: str) -> bool:
         """Returns whether new requests may have the adapter. O(names)."""
@@ -45,9 +49,10 @@ class AdapterRegistry:
                 param="lora_name",
             )
         if name not in names and self._max_adapters is not None and len(names) >= self._max_adapters:
+            limit = f"max_loras {self._max_adapters}" + (", the default on this device" if self._is_default else "")
             raise InvalidRequest(
-                f"the adapter {shortened(name)} would be one more than max_loras {self._max_adapters}; unload one "
-                f"of {', '.join(map(shortened, names))}, or start with a higher --max-loras",
+                f"the adapter {shortened(name)} would be one more than {limit}; unload one of "
+                f"{', '.join(map(shortened, names))}, or start with a higher --max-loras",
                 param="lora_name",
             )
 

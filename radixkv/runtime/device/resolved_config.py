@@ -57,6 +57,11 @@ class ResolvedConfig:
     config: EngineConfig
     """The settings as the user gave them: a field is read here if it depends on neither device nor checkpoint."""
 
+    @property
+    def max_adapters(self) -> int | None:
+        """Most adapters that are loaded at once: on a GPU those that it has room for. None: any number."""
+        return self.device_settings.max_loras if self.device == "cuda" else self.config.adapters.max_adapters
+
 
 def with_defaults(
     config: EngineConfig,

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from radixkv.errors import CheckpointError
+from radixkv.errors import CheckpointError, InvalidRequest
 from radixkv.runtime.adapters.registry import AdapterRegistry
 from radixkv.wire import messages as wire
 from radixkv.wire.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, ServedAdapter, UnloadAdapter
@@ -201,6 +201,15 @@ def test_faults_of_a_read_fail_the_load_alone() -> None:
     assert codes == ["internal_error", "internal_error", "invalid_request"]
 
 
+def test_what_no_turn_has_taken_is_discarded_at_the_end() -> None:
+    adapters = fake_adapters(folders=FOLDERS)
+    assert adapters.receive(LoadAdapter("1", "sql", "/sql")) == []
+    assert adapters.receive(LoadAdapter("2", "lost", "/nowhere")) == []
+    adapters.close()
+    assert not adapters._device.undecided
+    assert adapters._device.sizes == {}
+
+
 def test_loops_without_adapters_refuse_them() -> None:
     front = Frontend()
     for message in (LoadAdapter("1", "sql", "/sql"), UnloadAdapter("2", "sql")):
@@ -208,6 +217,15 @@ def test_loops_without_adapters_refuse_them() -> None:
         assert (refused.id, refused.code) == (message.id, "unsupported_feature")
         assert "enable_lora" in refused.text
     assert front.stats().adapters is None
+
+
+@pytest.mark.parametrize("is_default", [False, True])
+def test_one_adapter_too_many_is_refused_with_where_the_limit_is_from(is_default: bool) -> None:
+    registry = AdapterRegistry([ServedAdapter("a", "/sql", "12ab")], 1, is_default=is_default)
+    limit = "max_loras 1, the default on this device" if is_default else "max_loras 1"
+    with pytest.raises(InvalidRequest, match=f"one more than {limit}; unload one of 'a', or start with a higher"):
+        registry.check("b", [], in_place=True)
+    registry.check("a", [], in_place=True)
 
 
 @pytest.mark.parametrize("in_place", [False, True])

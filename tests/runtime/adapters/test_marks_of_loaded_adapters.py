@@ -34,6 +34,7 @@ def test_a_mark_is_never_another_adapters() -> None:
     assert isinstance(refused, Failed)
     assert "has the mark of 12ab12ab12ab…" in refused.text
     assert device.sizes == {}, "nothing of it is left"
+    assert not device.undecided, "and no memory"
     assert isinstance(loaded(front, "rank", "/rank"), AdapterLoaded)
     again = loaded(front, "again", "/judge")
     assert isinstance(again, AdapterLoaded)

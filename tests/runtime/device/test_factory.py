@@ -24,12 +24,23 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.factory import choose_device, resolve_config
 from radixkv.runtime.device.machine import PACKAGES, Gpu, Machine
 from radixkv.runtime.device.ranks.open import open_ranks
-from radixkv.runtime.device.resolved_config import with_defaults
+from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
+from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.drafts.text_drafts import TextDrafts
 from radixkv.runtime.open_loop import build_loop
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
-from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, TenantConfig
+from radixkv.runtime.step.executor import Executor
+from radixkv.settings.config import (
+    AdapterConfig,
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    TenantConfig,
+)
 from radixkv.settings.speculative import SpeculativeConfig
+from radixkv.wire.adapter_messages import LoadAdapter
+from radixkv.wire.messages import Failed
 
 Get = Callable[[str], Checkpoint]
 
@@ -457,3 +468,38 @@ def test_layers_of_several_shapes_have_window_pages_where_each_kind_has_one_shap
             is_named = "K and V have several shapes in layers with windows, or in the others" in caplog.text
             assert is_named == (layer is not None)
             caplog.clear()
+
+
+@pytest.mark.parametrize(
+    ("adapters", "on_cpu", "on_cuda"),
+    [
+        (AdapterConfig(enable_lora=True), None, 8),
+        (AdapterConfig(enable_lora=True, max_loras=3), 3, 3),
+        (AdapterConfig(enable_lora=True, max_cpu_loras=9), 9, 9),
+    ],
+)
+def test_a_gpu_bounds_the_adapters_that_are_loaded(
+    supported: Checkpoint, adapters: AdapterConfig, on_cpu: int | None, on_cuda: int
+) -> None:
+    for device, expected in (("cpu", on_cpu), ("cuda", on_cuda)):
+        config = EngineConfig(ModelConfig(device=device), adapters=adapters)
+        resolved = resolve_config(config, supported, H100)
+        assert resolved.max_adapters == expected
+    assert resolved.device_settings.max_loras == on_cuda, "as many as have slots"
+
+
+def test_the_ninth_adapter_is_refused_on_a_gpu_without_max_loras(small: Checkpoint) -> None:
+    """The loop is opened over the CPU's executor, with the settings of a GPU."""
+    config = EngineConfig(ModelConfig(device="cpu"), adapters=AdapterConfig(enable_lora=True))
+    resolved = replace(resolve_config(config, small, None), device="cuda")
+
+    def open_device(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTimes) -> Executor:
+        return CpuExecutor(checkpoint, resolved.device_settings)
+
+    loop = open_loop.open_loop(resolved, small, open_device=open_device)
+    for number in range(8):
+        assert loop.receive(LoadAdapter(str(number), str(number), "/nowhere")) == []
+    (refused,) = loop.receive(LoadAdapter("8", "8", "/nowhere"))
+    assert isinstance(refused, Failed)
+    assert "one more than max_loras 8, the default on this device; unload one of" in refused.text
+    loop.close()

@@ -57,9 +57,9 @@ logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
 _DECODE_GRAPH_LAYER_BYTES = 64 << 10
-"""Driver memory per layer of a decode graph, for some 12 kernels."""
+"""Driver memory per layer of a decode graph, for some 12 kernels. Those of adapters are not counted."""
 _PIECEWISE_GRAPH_BYTES = 160 << 10
-"""Driver memory of a piecewise graph, for some 10 kernels."""
+"""Driver memory of a piecewise graph, for some 10 kernels. Those of adapters are not counted."""
 
 
 def open_cuda_executor(

@@ -9,13 +9,13 @@ import torch
 
 from radixkv.runtime.device.ops.cuda.lora import AdapterBlocks
 from radixkv.runtime.device.pack import Ints
-from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.step.plan import StepPlan
 
 NO_ADAPTER = -1
 """Slot of a row that no adapter changes."""
 _FEW_ROWS = 256
-_USUAL_ADAPTERS = 8
-"""With so many in a step, each program has one block."""
+_ADAPTERS_AT_ONCE = 8
+"""Adapters of a step up to which each block has a program of its own."""
 
 
 def block_rows(n_rows: int) -> int:
@@ -32,7 +32,7 @@ def most_blocks(n_rows: int, n_slots: int) -> int:
 def token_slots(plan: StepPlan, slots: Mapping[str, int]) -> Ints | None:
     """Returns the slot of each token's adapter, [tokens], row after row; None if no row has one.
 
-    O(rows), and O(tokens) if a row has an adapter.
+    O(rows) in Python, and O(tokens) in NumPy if a row has an adapter.
 
     Args:
         plan: whose adapters all have slots.
@@ -40,14 +40,17 @@ def token_slots(plan: StepPlan, slots: Mapping[str, int]) -> Ints | None:
     """
     if not any(row.adapter for row in plan.rows):
         return None
-    return np.concatenate([_slots_of(row, slots) for row in plan.rows])
-
-
-def _slots_of(row: Row, slots: Mapping[str, int]) -> Ints:
-    values = np.full(row.n_tokens, NO_ADAPTER, np.int32)
-    if row.adapter:
-        values[max(0, row.adapter_start - row.start) :] = slots[row.adapter]
-    return values
+    values, lengths = list[int](), list[int]()
+    for row in plan.rows:
+        n_tokens = row.n_tokens
+        if row.adapter_start > row.start:
+            n_before = min(row.adapter_start - row.start, n_tokens)
+            values.append(NO_ADAPTER)
+            lengths.append(n_before)
+            n_tokens -= n_before
+        values.append(slots[row.adapter] if row.adapter else NO_ADAPTER)
+        lengths.append(n_tokens)
+    return np.repeat(np.array(values, np.int32), lengths)
 
 
 def in_blocks(slots: Ints, n_rows: int) -> tuple[Ints, Ints]:
@@ -112,7 +115,7 @@ class DeviceBlocks:
             rows=self._values[self._first_row :],
             n_rows=n_rows,
             n_max=n_max,
-            n_programs=min(n_max, _USUAL_ADAPTERS + n_padded // n_rows),
+            n_programs=min(n_max, _ADAPTERS_AT_ONCE + n_padded // n_rows),
         )
 
 

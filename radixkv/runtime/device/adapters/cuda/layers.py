@@ -32,8 +32,13 @@ class LoraLinear(CudaLinear):
 
     @property
     def input_scales(self) -> RowScales | None:
-        """See ``ops.base.Linear``. Adapters read tensors."""
-        return self._base.input_scales if self._step.blocks is None else None
+        """See ``ops.base.RowReader``."""
+        return self._base.input_scales
+
+    @property
+    def reads_unrounded(self) -> bool:
+        """See ``ops.base.RowReader``. Adapters do."""
+        return self._step.blocks is not None
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Linear``."""
@@ -57,11 +62,12 @@ class LoraLinear(CudaLinear):
 
 @dataclass(frozen=True)
 class FollowingNorm(Norm):
-    """A norm that writes FP8 in the steps in which its reader reads that."""
+    """A norm that writes FP8, and in the steps in which its reader reads that also the rows as they were before."""
 
-    rounding: Norm
-    """Writes FP8."""
-    plain: Norm
+    alone: Norm
+    """Writes FP8 alone."""
+    with_unrounded: Norm
+    """Writes both."""
     reader: RowReader
 
     @property
@@ -79,4 +85,4 @@ class FollowingNorm(Norm):
 
     @property
     def _current(self) -> Norm:
-        return self.plain if self.reader.input_scales is None else self.rounding
+        return self.with_unrounded if self.reader.reads_unrounded else self.alone

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from threading import Lock
 
 import torch
 from torch import Tensor
@@ -79,7 +78,6 @@ class AdapterMemory:
         self._dtype = dtype
         self._device = device
         self._products: list[ProductSlots] = []
-        self._lock = Lock()
 
     def add(self, parts: Sequence[Part], n_in: int) -> ProductSlots:
         """Returns the slots of a further product."""
@@ -140,12 +138,12 @@ class AdapterMemory:
     def write(self, slot: int, adapter: AdapterFolder) -> SlotTables:
         """Copies the matrices of an adapter into a slot that no step uses; returns the rest. Waits for the copies.
 
-        Any thread may call it, beside steps: the copies have a stream of their own.
+        One thread at a time may call it, beside steps: the copies have a stream of their own.
         """
-        ranks = torch.zeros(self._ranks.shape[1], dtype=torch.int32, pin_memory=self._ranks.is_cuda)
-        scales = torch.zeros(self._scales.shape[1], dtype=torch.float32, pin_memory=self._scales.is_cuda)
+        ranks = torch.zeros(self._ranks.shape[1], dtype=torch.int32)
+        scales = torch.zeros(self._scales.shape[1], dtype=torch.float32)
         values = self._values[slot]
-        with self._lock, torch.inference_mode(), torch.cuda.stream(self._stream):
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
             copies = _StagedCopies(self._staging, self._stream)
             for product, (first_a, first_b, entry) in zip(self._products, self._firsts, strict=True):
                 first_out = 0

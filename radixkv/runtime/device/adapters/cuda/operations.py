@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 
 from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
 from radixkv.runtime.device.adapters.cuda.layers import FollowingNorm, LoraLinear
@@ -69,9 +70,10 @@ class CudaLoraOperations:
     def norm(self, weights: NormWeights, reader: RowReader | None = None) -> Norm:
         """See ``Operations.norm``."""
         norm = self._operations.norm(weights, reader)
-        if reader is None or reader.input_scales is None:
+        if reader is None or not isinstance(norm, layers.RMSNorm) or norm.out_scales is None:
             return norm
-        return FollowingNorm(norm, self._operations.norm(weights), reader)
+        alone, with_unrounded = (replace(norm, keeps_unrounded=keeps) for keeps in (False, True))
+        return FollowingNorm(alone, with_unrounded, reader)
 
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""

@@ -70,7 +70,7 @@ class CudaLinear(base.Linear, Protocol):
     """A matrix product whose output may be that of the gate and up projections of an MLP."""
 
     def gated(self, x: Rows, reader: base.Linear) -> Rows:
-        """Maps [rows, in] to ``silu(gate) * up``, [rows, inner], in FP8 if ``reader`` reads that.
+        """Maps [rows, in] to ``silu(gate) * up``, [rows, inner], in FP8 if ``reader`` reads that alone.
 
         The product has gate and up side by side.
         """
@@ -145,7 +145,7 @@ class Fp8Linear(CudaLinear):
 
     def gated(self, x: Rows, reader: base.Linear) -> Rows:
         """See ``CudaLinear``."""
-        scales = reader.input_scales
+        scales = None if reader.reads_unrounded else reader.input_scales
         return super().gated(x, reader) if scales is None else silu_and_multiply_to_fp8(self(x), scales)
 
     def _with_bias(self, product: Tensor) -> Tensor:
@@ -190,6 +190,11 @@ class Mlp(base.Mlp):
     def input_scales(self) -> RowScales | None:
         """See ``ops.base.Mlp``."""
         return self.gate_up.input_scales
+
+    @property
+    def reads_unrounded(self) -> bool:
+        """See ``ops.base.RowReader``."""
+        return self.gate_up.reads_unrounded
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Mlp``."""

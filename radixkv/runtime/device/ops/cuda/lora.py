@@ -22,8 +22,10 @@ MIN_RANKS = 16
 _PROGRAMS = 192
 """About the programs of the first kernel. An H200 has 132 multiprocessors."""
 _SPLITS = {16: (16, 8, 4), 32: (4,)}
-"""By rows of a block. Steps without a graph have blocks of 32 rows, and must not be the first to need a kernel: the
-one of 4 splits is compiled with the graphs of most tokens, and the one without a split with the largest step."""
+"""Numbers of splits beside 1, the highest first, by rows of a block.
+
+Steps that are too long for graphs have blocks of 32 rows, and must not be the first to need a kernel: the one of 4
+splits is compiled with the graphs of most tokens, the one without a split with the largest step, at the start."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,13 @@ def add_adapters(x: Tensor, matrices: LoraMatrices, blocks: AdapterBlocks, out: 
     ``A @ x`` is summed in float32, scaled, and rounded before it is multiplied with B. The sum is rounded again.
 
     Args:
-        x: [rows, in], contiguous, in the dtype of the matrices.
+        x: [rows, in], in the dtype of the matrices. Its rows may be strided.
         matrices: of the product.
         blocks: which rows are whose.
-        out: [rows, out], contiguous, of the same dtype.
+        out: [rows, out], of the same dtype. Its rows may be strided.
 
-    Memory: some KB for each block while it runs.
+    Memory while it runs: a float32 for each rank of each row, part and split of ``n_max`` blocks. These are 48 KB a
+    block of 16 rows for three parts of rank 16 in 16 splits.
     """
     ranks, n_parts = power_of_two(max(matrices.max_rank, MIN_RANKS)), matrices.n_parts
     n_splits = split_count(matrices.n_in, n_parts * blocks.n_programs, blocks.n_rows)
@@ -143,7 +146,9 @@ def add_adapters(x: Tensor, matrices: LoraMatrices, blocks: AdapterBlocks, out: 
 
 
 def split_count(n_in: int, n_programs: int, n_rows: int) -> int:
-    """Returns into how many parts inputs are split, of which each has at least 128.
+    """Returns into how many parts inputs are split, which have 128 or more on average.
+
+    Parts are whole tiles of inputs. So the last ones may have none, and sums of zero.
 
     Args:
         n_in: inputs.
