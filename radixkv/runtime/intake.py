@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import islice
 from time import monotonic
 from typing import NamedTuple, Protocol
 
@@ -27,6 +28,10 @@ from radixkv.wire.cache_messages import Invalidate
 from radixkv.wire.messages import Pooling, Ready, Submit
 from radixkv.wire.request_limits import check_cache_salt, check_ids, check_length, check_pooled_length
 from radixkv.wire.sampling import SamplingParams
+
+_MAX_PREFIXES = 1024
+"""Most prefixes of keys that an invalidation means for one activated LoRA. Each takes some milliseconds of the loop
+where a long prompt is on disk."""
 
 
 class FromTenant(Protocol):
@@ -180,14 +185,14 @@ class Intake:
     def prefixes(self, message: Invalidate, tokens: bytes) -> list[tuple[Namespace, bytes]]:
         """Returns the prefixes of keys that an invalidation means: without an adapter also those of all so far.
 
-        O(tokens) for each activated LoRA.
+        O(tokens) for each activated LoRA and occurrence of its invocation.
 
         Args:
             message: the invalidation.
             tokens: with which the prompts begin, little-endian int32.
 
         Raises:
-            InvalidRequest: as for ``namespace``.
+            InvalidRequest: as for ``namespace``; or an invocation occurs too often.
         """
         namespace, names = self._without_adapter(message), self._adapters.names
         adapters = ("", *names) if message.adapter is None else (message.adapter,)
@@ -196,7 +201,14 @@ class Intake:
             if adapter and adapter not in names:
                 raise _not_loaded(adapter)
             if adapter in self._marks:
-                found |= dict.fromkeys((namespace, key) for key in self._marks.prefixes(adapter, tokens))
+                keys = list(islice(self._marks.prefixes(adapter, tokens), _MAX_PREFIXES + 1))
+                if len(keys) > _MAX_PREFIXES:
+                    raise InvalidRequest(
+                        f"the invocation of adapter {names[adapter]!r} occurs in this prompt more than "
+                        f"{_MAX_PREFIXES - 1} times; invalidate a shorter prompt, or all of its cache_salt",
+                        param="prompt",
+                    )
+                found |= dict.fromkeys((namespace, key) for key in keys)
             else:
                 found[namespace._replace(adapter=adapter), tokens] = None
         return list(found)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from radixkv.errors import CheckpointError
 from radixkv.tree.node import TOKEN_BYTES
@@ -102,20 +103,22 @@ class Marks:
                 yield other, key
 
     def prefixes(self, adapter: str, prefix: bytes) -> Iterator[bytes]:
-        """Yields how the keys of prompts that begin with a prefix may begin. O(bytes).
+        """Yields how the keys of a text may begin, of its earlier turns and of what continues it.
 
-        They have no mark, if another invocation follows, or one where an invocation begins, which may end behind
-        the prefix.
+        Keys of what continues it have no mark in it, if another invocation follows, or one at its last occurrence,
+        or where an invocation begins that ends behind it. Those of earlier turns have one at any occurrence, and agree
+        with the text as far as they go.
+
+        O(bytes) for each.
 
         Args:
             adapter: digest of an activated LoRA.
-            prefix: its tokens, little-endian int32.
+            prefix: tokens of the text, little-endian int32.
         """
         yield prefix
-        marked = self.key(adapter, prefix)
-        if marked.position is not None:
-            yield marked.key
         invocation = self._invocations[adapter]
+        for position in _places(prefix, invocation):
+            yield _put(adapter, prefix, position)
         for n_bytes in range(TOKEN_BYTES, min(len(invocation) - 1, len(prefix)) + 1, TOKEN_BYTES):
             if prefix.endswith(invocation[:n_bytes]):
                 yield _put(adapter, prefix, (len(prefix) - n_bytes) // TOKEN_BYTES)
@@ -155,3 +158,11 @@ def _last_place(tokens: bytes, invocation: bytes) -> int | None:
     while place > 0 and place % TOKEN_BYTES:
         place = tokens.rfind(invocation, 0, place + len(invocation) - 1)
     return None if place < 0 else place // TOKEN_BYTES
+
+
+def _places(tokens: bytes, invocation: bytes) -> list[int]:
+    """Returns the positions at which all occurrences begin, which may overlap. O(bytes)."""
+    if len(tokens) < len(invocation):
+        return []
+    ids, sought = np.frombuffer(tokens, "<i4"), np.frombuffer(invocation, "<i4")
+    return np.flatnonzero((sliding_window_view(ids, len(sought)) == sought).all(axis=1)).tolist()

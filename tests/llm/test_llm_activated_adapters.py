@@ -282,6 +282,34 @@ def test_pins_and_invalidations(llm: LLM) -> None:
     assert {llm.explain(PROMPT, lora_request=request).n_cached for request in (None, JUDGE, RANK)} == {0}
 
 
+@pytest.mark.parametrize("given", [JUDGE, None])
+def test_an_invalidated_conversation_loses_its_earlier_turns_in_all_tiers(
+    folders: Path, tmp_path: Path, given: LoRARequest | None
+) -> None:
+    """Whose keys have their marks earlier. What begins as it does, and goes another way, stays."""
+    long = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    settings = {"host_memory": "4MiB", "cache_dir": tmp_path}
+    with opened(folders / "base", lora_modules=modules(folders), **settings) as llm:
+
+        def cached(prompt: Sequence[int]) -> int:
+            explained = llm.explain(prompt, lora_request=JUDGE)
+            return explained.n_cached + explained.n_in_host + explained.n_on_disk
+
+        history, turns = HEAD, list[list[int]]()
+        other = [*HEAD, *random_ids(30, seed=20)]
+        generate(llm, other, None, long)
+        for turn in range(3):
+            history = [*history, *random_ids(20, seed=21 + turn), *INVOCATION]
+            history = [*history, *generate(llm, history, JUDGE, long).outputs[0].token_ids]
+            turns.append(history)
+        assert [cached(turn) for turn in turns] == [len(turn) - 1 - (len(turn) - 1) % 16 for turn in turns]
+        llm.invalidate_cache(history, **({} if given is None else {"lora_request": given}))
+        assert [cached(turn) for turn in turns] == [70, 70, 70]
+        assert cached(other) == 96, "the other conversation's"
+    with opened(folders / "base", lora_modules=modules(folders), **settings) as llm:
+        assert [cached(turn) for turn in turns] == [64, 64, 64]
+
+
 def test_other_bytes_under_a_name_never_hit_and_the_same_ones_do(folders: Path) -> None:
     long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     with opened(folders / "base", lora_modules=modules(folders)) as llm:

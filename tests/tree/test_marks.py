@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import count
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 
 from radixkv.errors import CheckpointError
 from radixkv.tree.marks import Marks
+from radixkv.tree.node import Namespace
+from radixkv.tree.radix_tree import RadixTree
 
 JUDGE, RANK = "0badcafe" + "1" * 56, "0badcaff" + "2" * 56
 TOKENS = st.lists(st.sampled_from([0, 1, 2, 256, 65536, 1 << 24]), max_size=12)
@@ -56,6 +60,66 @@ def test_every_key_begins_with_one_of_the_prefixes(tokens: list[int], invocation
     prefixes = list(marks.prefixes(JUDGE, prefix))
     assert key[: len(prefix)] in prefixes
     assert all(marks.tokens(one) == prefix for one in prefixes)
+
+
+PAGE = 3
+
+
+def pages_of(keys: Sequence[bytes]) -> set[bytes]:
+    return {key[:end] for key in keys for end in range(4 * PAGE, len(key) + 1, 4 * PAGE)}
+
+
+def add(tree: RadixTree, keys: Sequence[bytes]) -> None:
+    """Adds the whole pages of sequences, computed."""
+    numbers = count()
+    for key in keys:
+        lease = tree.lease(Namespace(), key)
+        rest = key[4 * lease.n_tokens : len(key) - len(key) % (4 * PAGE)]
+        tree.commit(lease, rest, [next(numbers) for _ in range(len(rest) // (4 * PAGE))])
+        tree.mark_computed(lease, len(key) // 4)
+        tree.release(lease)
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_prefixes_drop_a_conversation_with_its_earlier_turns_and_nothing_else(seed: int) -> None:
+    """A conversation that the model and an adapter answer, beside others, against a list of all that is cached."""
+    random = Random(seed)
+
+    def some(n: int) -> list[int]:
+        return random.choices([0, 1, 2], k=random.randint(0, n))
+
+    marks, tree = Marks(), RadixTree(PAGE)
+    invocation = random.choices([0, 1], k=random.randint(1, 3))
+    for adapter in (JUDGE, RANK):
+        marks.add(adapter, invocation)
+    history, cached = list[int](), list[bytes]()
+    for _ in range(random.randint(1, 5)):
+        prompt = [*history, *some(7), *invocation]
+        history = [*prompt, *some(7)]
+        turns = (random.choice(["", JUDGE]), history), ("", [*prompt, *some(7)]), (JUDGE, history)
+        for adapter, sequence in turns:
+            if random.random() < 0.6:
+                cached.append(marks.key(adapter, packed(prompt)).key + packed(sequence[len(prompt) :]))
+    for adapter in ("", JUDGE, RANK):
+        cached.append(marks.key(adapter, packed([*history[: random.randint(0, 9)], *some(9)])).key)
+    add(tree, cached)
+    before = pages_of(cached)
+    leaves = [one for one in before if not any(other != one and other.startswith(one) for other in before)]
+    prefix = packed(history[: random.randint(1, max(1, len(history) // PAGE)) * PAGE])
+
+    def is_of_the_conversation(leaf: bytes) -> bool:
+        for place, mark in marks.find(leaf):
+            text = unpacked(prefix)[place : place + len(invocation)]
+            if text and (mark.adapter != JUDGE or text != invocation[: len(text)]):
+                return False
+        tokens = marks.tokens(leaf)
+        return tokens.startswith(prefix) or prefix.startswith(tokens)
+
+    for key in marks.prefixes(JUDGE, prefix):
+        tree.detach(Namespace(), key)
+    kept = pages_of([leaf for leaf in leaves if not is_of_the_conversation(leaf)])
+    assert {one for one in before if tree.match(Namespace(), one) * 4 == len(one)} == kept
+    tree.check()
 
 
 def test_each_adapter_has_its_own_mark_which_depends_on_its_digest_alone() -> None:
