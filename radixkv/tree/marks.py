@@ -47,10 +47,12 @@ class Marks:
         self._invocations: dict[str, bytes] = {}
         """The invocation tokens of each adapter, by its digest."""
         self._marks: dict[int, Mark] = {}
+        self._loaded: dict[str, None] = {}
+        """The digests of those that new requests may have, in the order in which they were loaded."""
 
     def __len__(self) -> int:
-        """The number of adapters that have marks."""
-        return len(self._marks)
+        """The number of activated LoRAs that new requests may have."""
+        return len(self._loaded)
 
     def __contains__(self, adapter: object) -> bool:
         """Whether a digest is that of an activated LoRA. O(1)."""
@@ -75,6 +77,11 @@ class Marks:
                 "before, so their pages could be confused; start the engine again without one of them"
             )
         self._invocations[adapter] = invocation
+        self._loaded[adapter] = None
+
+    def unload(self, adapter: str) -> None:
+        """Notes that no new request has an adapter, which may have no mark. Its mark stays its own. O(1)."""
+        self._loaded.pop(adapter, None)
 
     def key(self, adapter: str, tokens: bytes) -> MarkedKey:
         """Returns the key of a prompt: with a mark where the last invocation of an activated LoRA begins.
@@ -88,26 +95,30 @@ class Marks:
         position = None if (one := self._invocations.get(adapter)) is None else _last_place(tokens, one)
         return MarkedKey(tokens, None) if position is None else MarkedKey(_put(adapter, tokens, position), position)
 
-    def other_keys(self, adapter: str, tokens: bytes) -> Iterator[tuple[str, bytes]]:
-        """Yields the keys with a mark that a prompt has with other adapters, each with the digest of its adapter.
+    def recent_keys(self, adapter: str, tokens: bytes) -> Iterator[tuple[str, bytes]]:
+        """Yields the keys with a mark that a prompt, and the turn before it, have with each adapter.
 
-        O(bytes) for each activated LoRA.
+        These are the keys with the mark at one of the last two occurrences of the invocation, each with the digest
+        of its adapter. O(bytes) for each activated LoRA that is loaded.
 
         Args:
-            adapter: digest of the adapter whose key is left out.
+            adapter: digest of one that may be unloaded, and counts, too; any other is ignored.
             tokens: the prompt, little-endian int32.
         """
-        for other in self._invocations:
-            key, position = self.key(other, tokens)
-            if other != adapter and position is not None:
-                yield other, key
+        for one in self._loaded | dict.fromkeys({adapter} & self._invocations.keys()):
+            invocation, end = self._invocations[one], len(tokens)
+            for _ in range(2):
+                if (position := _last_place(tokens[:end], invocation)) is None:
+                    break
+                yield one, _put(one, tokens, position)
+                end = position * TOKEN_BYTES + len(invocation) - TOKEN_BYTES
 
     def prefixes(self, adapter: str, prefix: bytes) -> Iterator[bytes]:
         """Yields how the keys of a text may begin, of its earlier turns and of what continues it.
 
         Keys of what continues it have no mark in it, if another invocation follows, or one at its last occurrence,
-        or where an invocation begins that ends behind it. Those of earlier turns have one at any occurrence, and agree
-        with the text as far as they go.
+        or where an invocation begins that ends behind it. Those of earlier turns have one at any occurrence, and
+        agree with the text as far as they go.
 
         O(bytes) for each.
 

@@ -133,11 +133,34 @@ def test_each_adapter_has_its_own_mark_which_depends_on_its_digest_alone() -> No
     keys = [one.key(adapter, prompt).key for one in (marks, others) for adapter in (JUDGE, RANK)]
     assert keys[:2] == keys[2:]
     assert len(set(keys)) == 2
-    assert dict(marks.other_keys(JUDGE, prompt)) == {RANK: keys[1]}
-    assert dict(marks.other_keys("", prompt)) == {JUDGE: keys[0], RANK: keys[1]}
-    assert dict(marks.other_keys("", packed([4, 6]))) == {}
+    assert dict(marks.recent_keys("", prompt)) == {JUDGE: keys[0], RANK: keys[1]}
+    assert dict(marks.recent_keys("", packed([4, 6]))) == {}
     assert marks.key("", prompt) == marks.key("3" * 64, prompt) == (prompt, None)
     assert marks.tokens(b"\xff" * 8) == b"\xff" * 8, "no tokens, as of pages of states"
+
+
+@given(TOKENS, st.lists(st.sampled_from([0, 1]), min_size=1, max_size=3))
+def test_recent_keys_are_those_of_the_last_two_invocations(tokens: list[int], invocation: list[int]) -> None:
+    """Of loaded adapters, and of the one that asks; a mark is that of its adapter for ever."""
+    marks = Marks()
+    for adapter in (JUDGE, RANK):
+        marks.add(adapter, invocation)
+    places = [at for at in range(len(tokens)) if tokens[at : at + len(invocation)] == invocation]
+
+    def recent(adapter: str) -> list[tuple[str, int]]:
+        found = [(one, marks.find(key)) for one, key in marks.recent_keys(adapter, packed(tokens))]
+        assert all(len(one) == 1 and one[0][1].adapter == adapter for adapter, one in found)
+        return [(adapter, place) for adapter, ((place, _),) in found]
+
+    both = [(adapter, place) for adapter in (JUDGE, RANK) for place in places[:-3:-1]]
+    assert recent("") == recent(JUDGE) == both
+    marks.unload(RANK)
+    marks.unload("3" * 64)
+    assert len(marks) == 1
+    assert recent("") == recent(JUDGE) == both[: len(both) // 2]
+    assert recent(RANK) == both
+    marks.add(RANK, invocation)
+    assert recent("") == both
 
 
 def test_another_adapter_of_the_same_mark_is_refused() -> None:

@@ -99,6 +99,7 @@ class LoadableAdapters(Adapters):
         messages = [self._end(one) for one in self._read.take()]
         for digest in self._registry.free(is_used):
             self._device.remove(digest)
+            self.marks.unload(digest)
         return messages
 
     def descriptors(self) -> list[int]:
