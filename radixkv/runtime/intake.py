@@ -65,11 +65,11 @@ class Intake:
 
     Args:
         ready: the sizes of model and pool.
+        marks: in keys, those of activated LoRAs: the tree's.
         tenants: who may send requests; none: all clients are one.
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         seed: seed of the generators that draw seeds for requests without one, one generator a tenant.
         adapters: those that requests may ask for; None: there are none.
-        marks: in keys, those of activated LoRAs; None: there are none.
         clock: seconds, monotonic.
     """
 
@@ -77,16 +77,16 @@ class Intake:
         self,
         ready: Ready,
         *,
+        marks: Marks,
         tenants: Sequence[TenantConfig] = (),
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
         adapters: Adapters | None = None,
-        marks: Marks | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._ready = ready
         self._adapters = adapters or Adapters()
-        self._marks = Marks() if marks is None else marks
+        self._marks = marks
         self._tenants = {
             tenant.name: tenant for tenant in tenants or (TenantConfig(OPERATOR, cache_salt="request"),)
         }

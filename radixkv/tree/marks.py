@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from radixkv.errors import CheckpointError
+from radixkv.errors import CheckpointError, InvariantError
 from radixkv.tree.node import TOKEN_BYTES
 
 _N_MARKS = 2**31 - 1
@@ -135,12 +135,22 @@ class Marks:
                 yield _put(adapter, prefix, (len(prefix) - n_bytes) // TOKEN_BYTES)
 
     def find(self, key: bytes | bytearray) -> list[tuple[int, Mark]]:
-        """Returns the marks in a part of a key, with their positions in it. O(bytes); O(1) if keys have none."""
+        """Returns the marks in a part of a key, with their positions in it. O(bytes); O(1) if keys have none.
+
+        Raises:
+            InvariantError: a number is the mark of no adapter that was ever loaded: a bug in radixkv.
+        """
         if not self._marks:
             return []
         ids = np.frombuffer(key, "<i4")
         # -1 stands for no token: pages of states have such keys.
-        return [(place, self._marks[ids.item(place)]) for place in np.flatnonzero(ids < -1).tolist()]
+        places: list[int] = np.flatnonzero(ids < -1).tolist()
+        try:
+            return [(place, self._marks[ids.item(place)]) for place in places]
+        except KeyError as error:
+            raise InvariantError(
+                f"a key has the mark {error.args[0]}, which no adapter has that was ever loaded here"
+            ) from None
 
     def tokens(self, key: bytes | bytearray) -> bytes:
         """Returns the tokens of a part of a key. O(bytes)."""

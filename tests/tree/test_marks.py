@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.errors import CheckpointError
+from radixkv.errors import CheckpointError, InvariantError
 from radixkv.tree.marks import Marks
 from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree
@@ -137,6 +137,8 @@ def test_each_adapter_has_its_own_mark_which_depends_on_its_digest_alone() -> No
     assert dict(marks.recent_keys("", packed([4, 6]))) == {}
     assert marks.key("", prompt) == marks.key("3" * 64, prompt) == (prompt, None)
     assert marks.tokens(b"\xff" * 8) == b"\xff" * 8, "no tokens, as of pages of states"
+    with pytest.raises(InvariantError, match="a key has the mark -7, which no adapter has"):
+        marks.find(packed([4, -7]))
 
 
 @given(TOKENS, st.lists(st.sampled_from([0, 1]), min_size=1, max_size=3))

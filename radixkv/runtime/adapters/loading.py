@@ -45,7 +45,7 @@ class LoadableAdapters(Adapters):
         device: has the weights.
         adapters: those of the start.
         max_adapters: most adapters that are loaded at once; None: any number.
-        marks: gets those of activated LoRAs; None: nothing reads them.
+        marks: the tree's, which get those of activated LoRAs.
 
     Raises:
         CheckpointError: two activated LoRAs of the start have the same mark.
@@ -57,10 +57,10 @@ class LoadableAdapters(Adapters):
         adapters: Sequence[ServedAdapter] = (),
         max_adapters: int | None = None,
         *,
-        marks: Marks | None = None,
+        marks: Marks,
     ) -> None:
         self.served = tuple(adapters)
-        self.marks = Marks() if marks is None else marks
+        self.marks = marks
         """Those of activated LoRAs, which the tree's keys have."""
         for adapter in adapters:
             self._mark(adapter)

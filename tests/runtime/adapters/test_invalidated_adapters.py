@@ -37,7 +37,7 @@ def test_too_many_invocations_are_refused() -> None:
 
 
 def meant(adapter: str | None) -> list[str]:
-    intake = Intake(READY, adapters=LoadedAdapters())
+    intake = Intake(READY, adapters=LoadedAdapters(), marks=Marks())
     return [one.adapter for one, _ in intake.prefixes(Invalidate("id", b"", "hers", adapter=adapter), b"")]
 
 

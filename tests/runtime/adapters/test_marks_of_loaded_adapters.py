@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.adapters.loading import LoadableAdapters
+from radixkv.tree.marks import Marks
 from radixkv.wire.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from radixkv.wire.cache_messages import Explain
 from radixkv.wire.messages import Done, Failed, pack_tokens
@@ -28,7 +29,7 @@ def test_adapters_that_were_unloaded_do_not_keep_others_from_being_searched(n_un
     """Though they keep their marks."""
     folders = {f"/{number}": f"{number:04x}" * 16 for number in range(n_unloaded + 1)}
     device = FakeDeviceAdapters(folders, invocations=dict.fromkeys(folders.values(), (5,)))
-    front = Frontend(adapters=LoadableAdapters(device))
+    front = Frontend(adapters=LoadableAdapters(device, marks=Marks()))
     for number in range(n_unloaded + 1):
         loaded(front, str(number), f"/{number}")
         if number:
@@ -44,7 +45,7 @@ def test_adapters_that_were_unloaded_do_not_keep_others_from_being_searched(n_un
 def test_a_mark_is_never_another_adapters() -> None:
     """Neither while an adapter is loaded nor after, as its pages may be left."""
     device = FakeDeviceAdapters(FOLDERS, invocations=dict.fromkeys(FOLDERS.values(), (5,)))
-    front = Frontend(adapters=LoadableAdapters(device))
+    front = Frontend(adapters=LoadableAdapters(device, marks=Marks()))
     assert isinstance(loaded(front, "judge", "/judge"), AdapterLoaded)
     front.serve("a", PROMPT, adapter=JUDGE)
     front.loop.receive(UnloadAdapter("u", "judge"))
