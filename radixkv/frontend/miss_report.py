@@ -74,12 +74,14 @@ def place_text(place: MissesAtPlace, counts: MissCounts, tokenizer: Tokenizer | 
             what = f"{who} {_where(place.example, tokenizer)}"
         case "evicted":
             what = f"{who} were cached and have been evicted"
-        case "other_namespace" | "invocation" if place.example.is_other_adapter:
+        case "other_namespace" if place.example.is_other_adapter:
             what = f"{who} are cached with another adapter, or without one, whose KV differs"
         case "other_namespace":
             what = f"{who} are cached under another cache_salt, which is not shared"
+        case "invocation" if place.example.is_other_adapter:
+            what = f"{who} follow a page that is cached with another adapter, or without one, whose KV differs"
         case "invocation":
-            what = f"{who} are cached, but the invocation of an activated LoRA has moved, so their KV differs"
+            what = f"{who} follow an invocation of an activated LoRA, which stands elsewhere in what is cached"
         case "no_state":
             what = f"{who} follow the nearest state of the model's recurrent layers or windows"
         case "not_read":

@@ -150,8 +150,8 @@ def test_what_adapters_have_cached_is_no_avoidable_miss(tokenizer: Tokenizer) ->
         for _ in range(3):
             counts.add(done(miss, 40_000))
     texts = [place["text"] for place in doctor_fields(counts, tokenizer)["misses"]]
-    assert sum("the invocation of an activated LoRA has moved" in text for text in texts) == 1
-    assert sum("are cached with another adapter, or without one" in text for text in texts) == 2
+    assert sum("an invocation of an activated LoRA, which stands elsewhere" in text for text in texts) == 1
+    assert sum("cached with another adapter, or without one" in text for text in texts) == 2
     assert worst_miss(counts, tokenizer, min_share=0.1, min_tokens=1) is None
     for _ in range(2):
         counts.add(done(CacheMiss("other_namespace", 16), 40_000))
