@@ -7,8 +7,7 @@ another program may be at the other end of the socket.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import NamedTuple, Protocol
 
@@ -29,9 +28,8 @@ from radixkv.wire.messages import Pooling, Ready, Submit
 from radixkv.wire.request_limits import check_cache_salt, check_ids, check_length, check_pooled_length
 from radixkv.wire.sampling import SamplingParams
 
-_MAX_PREFIXES = 1024
-"""Most prefixes of keys that an invalidation means for one activated LoRA. Each takes some milliseconds of the loop
-where a long prompt is on disk."""
+_MAX_INVOCATIONS = 1023
+"""Most invocations in a prefix to invalidate. Each takes milliseconds of the loop where it is long and on disk."""
 
 
 class FromTenant(Protocol):
@@ -182,10 +180,10 @@ class Intake:
         token = tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES]
         return Place(namespace, key, ActiveAdapter(adapter, position, token))
 
-    def prefixes(self, message: Invalidate, tokens: bytes) -> list[tuple[Namespace, bytes]]:
-        """Returns the prefixes of keys that an invalidation means: without an adapter also those of all so far.
+    def prefixes(self, message: Invalidate, tokens: bytes) -> Iterator[tuple[Namespace, bytes]]:
+        """Yields the prefixes of keys that an invalidation means: without an adapter also those of all so far.
 
-        O(tokens) for each activated LoRA and occurrence of its invocation.
+        Checks the message at once; then O(tokens) for each activated LoRA and occurrence of its invocation.
 
         Args:
             message: the invalidation.
@@ -196,22 +194,26 @@ class Intake:
         """
         namespace, names = self._without_adapter(message), self._adapters.names
         adapters = ("", *names) if message.adapter is None else (message.adapter,)
-        found: dict[tuple[Namespace, bytes], None] = {}
         for adapter in adapters:
             if adapter and adapter not in names:
                 raise _not_loaded(adapter)
+            if adapter in self._marks and len(self._marks.places(adapter, tokens)) > _MAX_INVOCATIONS:
+                raise InvalidRequest(
+                    f"the invocation of adapter {names[adapter]!r} occurs in this prompt more than "
+                    f"{_MAX_INVOCATIONS} times; invalidate a shorter prompt, or all of its cache_salt",
+                    param="prompt",
+                )
+        return self._prefixes(namespace, adapters, tokens)
+
+    def _prefixes(
+        self, namespace: Namespace, adapters: Sequence[str], tokens: bytes
+    ) -> Iterator[tuple[Namespace, bytes]]:
+        for adapter in adapters:
             if adapter in self._marks:
-                keys = list(islice(self._marks.prefixes(adapter, tokens), _MAX_PREFIXES + 1))
-                if len(keys) > _MAX_PREFIXES:
-                    raise InvalidRequest(
-                        f"the invocation of adapter {names[adapter]!r} occurs in this prompt more than "
-                        f"{_MAX_PREFIXES - 1} times; invalidate a shorter prompt, or all of its cache_salt",
-                        param="prompt",
-                    )
-                found |= dict.fromkeys((namespace, key) for key in keys)
+                for key in self._marks.prefixes(adapter, tokens):
+                    yield namespace, key
             else:
-                found[namespace._replace(adapter=adapter), tokens] = None
-        return list(found)
+                yield namespace._replace(adapter=adapter), tokens
 
     def _without_adapter(self, message: FromTenant) -> Namespace:
         """Returns the namespace of a message for the model alone. Raises ``InvalidRequest``, see ``namespace``."""

@@ -127,12 +127,17 @@ class Marks:
             prefix: tokens of the text, little-endian int32.
         """
         yield prefix
-        invocation = self._invocations[adapter]
-        for position in _places(prefix, invocation):
+        for position in self.places(adapter, prefix):
             yield _put(adapter, prefix, position)
+
+    def places(self, adapter: str, prefix: bytes) -> list[int]:
+        """Returns the positions of the marks in ``prefixes``. O(bytes). The arguments are those of ``prefixes``."""
+        invocation = self._invocations[adapter]
+        places = _places(prefix, invocation)
         for n_bytes in range(TOKEN_BYTES, min(len(invocation) - 1, len(prefix)) + 1, TOKEN_BYTES):
             if prefix.endswith(invocation[:n_bytes]):
-                yield _put(adapter, prefix, (len(prefix) - n_bytes) // TOKEN_BYTES)
+                places.append((len(prefix) - n_bytes) // TOKEN_BYTES)
+        return places
 
     def find(self, key: bytes | bytearray) -> list[tuple[int, Mark]]:
         """Returns the marks in a part of a key, with their positions in it. O(bytes); O(1) if keys have none.

@@ -31,7 +31,7 @@ def test_too_many_invocations_are_refused() -> None:
     marks.add("1" * 64, [5])
     intake = Intake(READY, adapters=LoadedAdapters(), marks=marks)
     message = Invalidate("id", b"", "hers", adapter="1" * 64)
-    assert len(intake.prefixes(message, pack_tokens([5] * 1023))) == 1024
+    assert len(list(intake.prefixes(message, pack_tokens([5] * 1023)))) == 1024
     with pytest.raises(InvalidRequest, match="'sql' occurs in this prompt more than 1023 times; invalidate"):
         intake.prefixes(message, pack_tokens([5] * 1024))
 
