@@ -13,6 +13,7 @@ MISS_REASONS = (
     "never_seen",
     "evicted_or_never_seen",
     "other_namespace",
+    "invocation",
     "no_state",
     "not_read",
 )
@@ -114,7 +115,7 @@ class MissCounts:
         has_place = reason == "differs" or (
             reason == "evicted_or_never_seen" and miss.first_difference is not None and not miss.is_new
         )
-        key = (reason, miss.n_matched, miss.place) if has_place else reason
+        key = (reason, miss.n_matched, miss.place) if has_place else (reason, miss.is_other_adapter)
         place = self._places.get(key)
         if place is None:
             place = MissesAtPlace(reason, has_place)

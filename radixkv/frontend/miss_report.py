@@ -19,7 +19,7 @@ def without_contents(done: Done) -> Done:
     """Returns a request's end without what tells a client more than whole pages of its own salt."""
     miss = done.miss
     if miss is not None:
-        reason = "never_seen" if miss.reason == "other_namespace" else miss.reason
+        reason = "never_seen" if miss.reason in ("other_namespace", "invocation") else miss.reason
         miss = CacheMiss(reason, miss.n_matched, miss.place, is_new=miss.is_new)
     return msgspec.structs.replace(done, cache_use=done.cache_use.in_whole_pages, miss=miss, drafts=None)
 
@@ -78,6 +78,10 @@ def place_text(place: MissesAtPlace, counts: MissCounts, tokenizer: Tokenizer | 
             what = f"{who} are cached with another adapter, or without one, whose KV differs"
         case "other_namespace":
             what = f"{who} are cached under another cache_salt, which is not shared"
+        case "invocation" if place.example.is_other_adapter:
+            what = f"{who} follow a page that is cached with another adapter, or without one, whose KV differs"
+        case "invocation":
+            what = f"{who} follow an invocation of an activated LoRA, which stands elsewhere in what is cached"
         case "no_state":
             what = f"{who} follow the nearest state of the model's recurrent layers or windows"
         case "not_read":
@@ -102,7 +106,7 @@ def worst_miss(counts: MissCounts, tokenizer: Tokenizer | None, *, min_share: fl
     """
     for place in counts.places():
         is_avoidable = place.has_place or place.reason in ("evicted", "other_namespace")
-        is_avoidable = is_avoidable and place.n_requests > 1
+        is_avoidable = is_avoidable and not place.example.is_other_adapter and place.n_requests > 1
         if is_avoidable and place.n_lost >= max(min_tokens, min_share * counts.n_lost):
             return place_text(place, counts, tokenizer)
     return None

@@ -7,7 +7,7 @@ another program may be at the other end of the socket.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import NamedTuple, Protocol
 
@@ -27,6 +27,9 @@ from radixkv.wire.cache_messages import Invalidate
 from radixkv.wire.messages import Pooling, Ready, Submit
 from radixkv.wire.request_limits import check_cache_salt, check_ids, check_length, check_pooled_length
 from radixkv.wire.sampling import SamplingParams
+
+_MAX_INVOCATIONS = 1023
+"""Most invocations in a prefix to invalidate. Each takes milliseconds of the loop where it is long and on disk."""
 
 
 class FromTenant(Protocol):
@@ -60,11 +63,11 @@ class Intake:
 
     Args:
         ready: the sizes of model and pool.
+        marks: in keys, those of activated LoRAs: the tree's.
         tenants: who may send requests; none: all clients are one.
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         seed: seed of the generators that draw seeds for requests without one, one generator a tenant.
         adapters: those that requests may ask for; None: there are none.
-        marks: in keys, those of activated LoRAs; None: there are none.
         clock: seconds, monotonic.
     """
 
@@ -72,16 +75,16 @@ class Intake:
         self,
         ready: Ready,
         *,
+        marks: Marks,
         tenants: Sequence[TenantConfig] = (),
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
         adapters: Adapters | None = None,
-        marks: Marks | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._ready = ready
         self._adapters = adapters or Adapters()
-        self._marks = Marks() if marks is None else marks
+        self._marks = marks
         self._tenants = {
             tenant.name: tenant for tenant in tenants or (TenantConfig(OPERATOR, cache_salt="request"),)
         }
@@ -177,29 +180,40 @@ class Intake:
         token = tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES]
         return Place(namespace, key, ActiveAdapter(adapter, position, token))
 
-    def prefixes(self, message: Invalidate, tokens: bytes) -> list[tuple[Namespace, bytes]]:
-        """Returns the prefixes of keys that an invalidation means: without an adapter also those of all so far.
+    def prefixes(self, message: Invalidate, tokens: bytes) -> Iterator[tuple[Namespace, bytes]]:
+        """Yields the prefixes of keys that an invalidation means: without an adapter also those of all so far.
 
-        O(tokens) for each activated LoRA.
+        Checks the message at once; then O(tokens) for each activated LoRA and occurrence of its invocation.
 
         Args:
             message: the invalidation.
             tokens: with which the prompts begin, little-endian int32.
 
         Raises:
-            InvalidRequest: as for ``namespace``.
+            InvalidRequest: as for ``namespace``; or an invocation occurs too often.
         """
         namespace, names = self._without_adapter(message), self._adapters.names
         adapters = ("", *names) if message.adapter is None else (message.adapter,)
-        found: dict[tuple[Namespace, bytes], None] = {}
         for adapter in adapters:
             if adapter and adapter not in names:
                 raise _not_loaded(adapter)
+            if adapter in self._marks and len(self._marks.places(adapter, tokens)) > _MAX_INVOCATIONS:
+                raise InvalidRequest(
+                    f"the invocation of adapter {names[adapter]!r} occurs in this prompt more than "
+                    f"{_MAX_INVOCATIONS} times; invalidate a shorter prompt, or all of its cache_salt",
+                    param="prompt",
+                )
+        return self._prefixes(namespace, adapters, tokens)
+
+    def _prefixes(
+        self, namespace: Namespace, adapters: Sequence[str], tokens: bytes
+    ) -> Iterator[tuple[Namespace, bytes]]:
+        for adapter in adapters:
             if adapter in self._marks:
-                found |= dict.fromkeys((namespace, key) for key in self._marks.prefixes(adapter, tokens))
+                for key in self._marks.prefixes(adapter, tokens):
+                    yield namespace, key
             else:
-                found[namespace._replace(adapter=adapter), tokens] = None
-        return list(found)
+                yield namespace._replace(adapter=adapter), tokens
 
     def _without_adapter(self, message: FromTenant) -> Namespace:
         """Returns the namespace of a message for the model alone. Raises ``InvalidRequest``, see ``namespace``."""

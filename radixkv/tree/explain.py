@@ -12,7 +12,14 @@ from radixkv.tree.neighbours import Neighbour, Neighbours, find_neighbours
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Node, walk
 
 Reason = Literal[
-    "whole", "differs", "evicted", "never_seen", "evicted_or_never_seen", "other_namespace", "no_state"
+    "whole",
+    "differs",
+    "evicted",
+    "never_seen",
+    "evicted_or_never_seen",
+    "other_namespace",
+    "invocation",
+    "no_state",
 ]
 
 _MIN_SAME_TOKENS = 16
@@ -37,14 +44,16 @@ class Explanation(NamedTuple):
     - ``never_seen``: no cached page continues the match, and the next page was never cached; or it was dropped on
       request, which ``PageHistory`` calls dropped.
     - ``evicted_or_never_seen``: ``PageHistory`` may have forgotten the next page.
+    - ``invocation``: the cache goes on with the same token, but an activated LoRA acts from it on in one of both
+      and not in the other: its invocation has moved, as in the next turn, or it is another adapter.
     - ``no_state``: more than a block match beyond, but without a state of recurrent layers, or a window tail, to go
       on from. Fewer are lost at the end of any match, because states are kept at multiples of a block.
     """
     n_tokens: int
     """Length of the match in tokens, in whole pages."""
     first_difference: int | None = None
-    """Index of the first token that no cached sequence shares; None if no cached page continues the match, or if
-    one has all tokens of the prompt."""
+    """Index of the first token that no cached sequence shares; None if no cached page continues the match, if one
+    has all tokens of the prompt, or if only what computes them differs."""
     common_below: int | None = None
     """Leading tokens that the next page shares with its lower neighbour in byte order; None without a neighbour."""
     common_above: int | None = None
@@ -55,9 +64,11 @@ class Explanation(NamedTuple):
     """With ``other_namespace``: the namespace that has the longest prefix of the prompt cached. Activated LoRAs
     count as namespaces of their own."""
     n_tokens_elsewhere: int | None = None
-    """With ``other_namespace``: the length of that prefix in tokens."""
+    """With ``other_namespace``: the length of that prefix in tokens. With ``invocation``: that of the longest
+    prefix that is cached with an earlier invocation of the same adapter, if it is longer than the match."""
     adapter_elsewhere: str | None = None
-    """With ``other_namespace``: digest of the adapter, empty for none, if that is all that differs."""
+    """With ``other_namespace``: digest of the adapter, empty for none, if that is all that differs. With
+    ``invocation``: that of the cached page, if it is another one."""
     n_partial: int = 0
     """Leading tokens after the match that a computed page shares, whose KV a request can therefore copy."""
     comes_back: bool = False
@@ -120,6 +131,8 @@ def explain_match(
 
     below, above = neighbours
     nearest, source = neighbours.nearest, neighbours.nearest_computed
+    differs = nearest is not None and nearest.n_common < len(page) // TOKEN_BYTES
+    cached_tokens = b"" if nearest is None or not differs else nearest.tokens[TOKEN_BYTES * nearest.n_common :]
     reason: Reason
     if len(page) < page_bytes:
         reason = "whole"
@@ -131,29 +144,33 @@ def explain_match(
         reason = "never_seen" if nearest is None or departure == "dropped" else "differs"
     if not contents:
         return Explanation(reason, end // TOKEN_BYTES)
+    own = _with_adapter(namespace, tokens, marks)
+    elsewhere, n_elsewhere, adapter_elsewhere = None, None, None
+    n_common = 0 if nearest is None else nearest.n_common
+    if differs and _are_same_tokens(page[TOKEN_BYTES * n_common :], cached_tokens, marks):
+        differs = False
+        if reason == "differs":
+            reason = "invocation"
+            adapter = _with_adapter(namespace, cached_tokens[:TOKEN_BYTES], marks).adapter
+            adapter_elsewhere = None if adapter == own.adapter else adapter
     comes_back = reason in ("differs", "evicted_or_never_seen") and any(
         _comes_back(tokens[end:], neighbour, page_bytes) for neighbour in neighbours if neighbour is not None
     )
-    elsewhere, n_elsewhere, adapter_elsewhere = None, None, None
     n_others = len(roots) - (root is not None) + len(marks)
     searches_others = n_others > 0 and (max_namespaces is None or len(roots) + len(marks) <= max_namespaces)
-    if searches_others and reason in ("differs", "never_seen", "evicted_or_never_seen"):
-        own = _with_adapter(namespace, tokens, marks)
+    if searches_others and reason in ("differs", "never_seen", "evicted_or_never_seen", "invocation"):
         longest = _longest_elsewhere(roots, own, tokens, page_bytes, end, marks)
         if longest is not None:
-            reason = "other_namespace"
             elsewhere, n_elsewhere = longest
+            reason = "invocation" if elsewhere == own else "other_namespace"
             adapter_elsewhere = elsewhere.adapter if own.differs_in_adapter(elsewhere) else None
-    differs = nearest is not None and nearest.n_common < len(page) // TOKEN_BYTES
     return Explanation(
         reason,
         end // TOKEN_BYTES,
-        first_difference=end // TOKEN_BYTES + nearest.n_common if nearest is not None and differs else None,
+        first_difference=end // TOKEN_BYTES + n_common if differs else None,
         common_below=None if below is None else below.n_common,
         common_above=None if above is None else above.n_common,
-        cached_tokens=marks.tokens(nearest.tokens[TOKEN_BYTES * nearest.n_common :])
-        if nearest is not None and differs
-        else b"",
+        cached_tokens=marks.tokens(cached_tokens) if differs else b"",
         namespace=elsewhere,
         n_tokens_elsewhere=n_elsewhere,
         adapter_elsewhere=adapter_elsewhere,
@@ -223,18 +240,29 @@ def _with_adapter(namespace: Namespace, key: bytes, marks: Marks) -> Namespace:
     return namespace._replace(adapter=found[0][1].adapter) if found else namespace
 
 
+def _are_same_tokens(own: bytes, cached: bytes, marks: Marks) -> bool:
+    """Returns whether two parts of keys begin with the same token, where one of them has a mark."""
+    first = [part[:TOKEN_BYTES] for part in (own, cached)]
+    return marks.tokens(first[0]) == marks.tokens(first[1])
+
+
 def _longest_elsewhere(
     roots: Mapping[Namespace, Node], own: Namespace, key: bytes, page_bytes: int, longest: int, marks: Marks
 ) -> tuple[Namespace, int] | None:
     """Returns the namespace with the longest match and its tokens; None if no match exceeds ``longest`` bytes.
 
-    Of equal matches it is one that differs from ``own`` in the adapter alone, if there is one.
+    Activated LoRAs count as namespaces. It is ``own`` for a match with another mark of the same adapter. Of equal
+    matches it is one that differs from ``own`` in the adapter alone, if there is one.
     """
-    match, tokens, alone = None, marks.tokens(key), own._replace(adapter="")
+    match, tokens = None, marks.tokens(key)
+    marked = list(marks.recent_keys(own.adapter, tokens))
     searched = [(namespace, root, tokens) for namespace, root in roots.items()]
-    if alone in roots:
-        others = marks.other_keys(own.adapter, tokens)
-        searched += [(own._replace(adapter=adapter), roots[alone], other) for adapter, other in others]
+    searched += [
+        (namespace._replace(adapter=adapter), root, other)
+        for namespace, root in roots.items()
+        if not namespace.adapter
+        for adapter, other in marked
+    ]
     for namespace, root, searched_key in searched:
         _, end, _, n_partial = walk(root, searched_key, page_bytes)
         end += n_partial * page_bytes

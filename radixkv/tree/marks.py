@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from radixkv.errors import CheckpointError
+from radixkv.errors import CheckpointError, InvariantError
 from radixkv.tree.node import TOKEN_BYTES
 
 _N_MARKS = 2**31 - 1
@@ -46,10 +47,12 @@ class Marks:
         self._invocations: dict[str, bytes] = {}
         """The invocation tokens of each adapter, by its digest."""
         self._marks: dict[int, Mark] = {}
+        self._loaded: dict[str, None] = {}
+        """The digests of those that new requests may have, in the order in which they were loaded."""
 
     def __len__(self) -> int:
-        """The number of adapters that have marks."""
-        return len(self._marks)
+        """The number of activated LoRAs that new requests may have."""
+        return len(self._loaded)
 
     def __contains__(self, adapter: object) -> bool:
         """Whether a digest is that of an activated LoRA. O(1)."""
@@ -74,6 +77,11 @@ class Marks:
                 "before, so their pages could be confused; start the engine again without one of them"
             )
         self._invocations[adapter] = invocation
+        self._loaded[adapter] = None
+
+    def unload(self, adapter: str) -> None:
+        """Notes that no new request has an adapter, which may have no mark. Its mark stays its own. O(1)."""
+        self._loaded.pop(adapter, None)
 
     def key(self, adapter: str, tokens: bytes) -> MarkedKey:
         """Returns the key of a prompt: with a mark where the last invocation of an activated LoRA begins.
@@ -87,46 +95,67 @@ class Marks:
         position = None if (one := self._invocations.get(adapter)) is None else _last_place(tokens, one)
         return MarkedKey(tokens, None) if position is None else MarkedKey(_put(adapter, tokens, position), position)
 
-    def other_keys(self, adapter: str, tokens: bytes) -> Iterator[tuple[str, bytes]]:
-        """Yields the keys with a mark that a prompt has with other adapters, each with the digest of its adapter.
+    def recent_keys(self, adapter: str, tokens: bytes) -> Iterator[tuple[str, bytes]]:
+        """Yields the keys with a mark that a prompt, and the turn before it, have with each adapter.
 
-        O(bytes) for each activated LoRA.
+        These are the keys with the mark at one of the last two occurrences of the invocation, each with the digest
+        of its adapter. O(bytes) for each activated LoRA that is loaded.
 
         Args:
-            adapter: digest of the adapter whose key is left out.
+            adapter: digest of one that may be unloaded, and counts, too; any other is ignored.
             tokens: the prompt, little-endian int32.
         """
-        for other in self._invocations:
-            key, position = self.key(other, tokens)
-            if other != adapter and position is not None:
-                yield other, key
+        for one in self._loaded | dict.fromkeys({adapter} & self._invocations.keys()):
+            invocation, end = self._invocations[one], len(tokens)
+            for _ in range(2):
+                if (position := _last_place(tokens[:end], invocation)) is None:
+                    break
+                yield one, _put(one, tokens, position)
+                end = position * TOKEN_BYTES + len(invocation) - TOKEN_BYTES
 
     def prefixes(self, adapter: str, prefix: bytes) -> Iterator[bytes]:
-        """Yields how the keys of prompts that begin with a prefix may begin. O(bytes).
+        """Yields how the keys of a text may begin, of its earlier turns and of what continues it.
 
-        They have no mark, if another invocation follows, or one where an invocation begins, which may end behind
-        the prefix.
+        Keys of what continues it have no mark in it, if another invocation follows, or one at its last occurrence,
+        or where an invocation begins that ends behind it. Those of earlier turns have one at any occurrence, and
+        agree with the text as far as they go.
+
+        O(bytes) for each.
 
         Args:
             adapter: digest of an activated LoRA.
-            prefix: its tokens, little-endian int32.
+            prefix: tokens of the text, little-endian int32.
         """
         yield prefix
-        marked = self.key(adapter, prefix)
-        if marked.position is not None:
-            yield marked.key
+        for position in self.places(adapter, prefix):
+            yield _put(adapter, prefix, position)
+
+    def places(self, adapter: str, prefix: bytes) -> list[int]:
+        """Returns the positions of the marks in ``prefixes``. O(bytes). The arguments are those of ``prefixes``."""
         invocation = self._invocations[adapter]
+        places = _places(prefix, invocation)
         for n_bytes in range(TOKEN_BYTES, min(len(invocation) - 1, len(prefix)) + 1, TOKEN_BYTES):
             if prefix.endswith(invocation[:n_bytes]):
-                yield _put(adapter, prefix, (len(prefix) - n_bytes) // TOKEN_BYTES)
+                places.append((len(prefix) - n_bytes) // TOKEN_BYTES)
+        return places
 
     def find(self, key: bytes | bytearray) -> list[tuple[int, Mark]]:
-        """Returns the marks in a part of a key, with their positions in it. O(bytes); O(1) if keys have none."""
+        """Returns the marks in a part of a key, with their positions in it. O(bytes); O(1) if keys have none.
+
+        Raises:
+            InvariantError: a number is the mark of no adapter that was ever loaded: a bug in radixkv.
+        """
         if not self._marks:
             return []
         ids = np.frombuffer(key, "<i4")
         # -1 stands for no token: pages of states have such keys.
-        return [(place, self._marks[ids.item(place)]) for place in np.flatnonzero(ids < -1).tolist()]
+        places: list[int] = np.flatnonzero(ids < -1).tolist()
+        try:
+            return [(place, self._marks[ids.item(place)]) for place in places]
+        except KeyError as error:
+            raise InvariantError(
+                f"a key has the mark {error.args[0]}, which no adapter has that was ever loaded here"
+            ) from None
 
     def tokens(self, key: bytes | bytearray) -> bytes:
         """Returns the tokens of a part of a key. O(bytes)."""
@@ -155,3 +184,11 @@ def _last_place(tokens: bytes, invocation: bytes) -> int | None:
     while place > 0 and place % TOKEN_BYTES:
         place = tokens.rfind(invocation, 0, place + len(invocation) - 1)
     return None if place < 0 else place // TOKEN_BYTES
+
+
+def _places(tokens: bytes, invocation: bytes) -> list[int]:
+    """Returns the positions at which all occurrences begin, which may overlap. O(bytes)."""
+    if len(tokens) < len(invocation):
+        return []
+    ids, sought = np.frombuffer(tokens, "<i4"), np.frombuffer(invocation, "<i4")
+    return np.flatnonzero((sliding_window_view(ids, len(sought)) == sought).all(axis=1)).tolist()

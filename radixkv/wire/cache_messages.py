@@ -156,8 +156,8 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     ``Explain.contents`` is False.
     """
     reason: str
-    """``whole``, ``differs``, ``evicted``, ``never_seen``, ``evicted_or_never_seen``, ``other_namespace`` or
-    ``no_state``; see ``tree.explain``."""
+    """``whole``, ``differs``, ``evicted``, ``never_seen``, ``evicted_or_never_seen``, ``other_namespace``,
+    ``invocation`` or ``no_state``; see ``tree.explain``."""
     first_difference: int | None = None
     """Position of the first token that no cached sequence has, if other cached pages follow the match."""
     token: int | None = None
@@ -165,7 +165,8 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     cached_token: int | None = None
     """The token at ``first_difference`` in the cached sequence with the longest match."""
     n_cached_elsewhere: int | None = None
-    """For ``other_namespace``: the longest cached prefix in any other namespace."""
+    """For ``other_namespace``: the longest cached prefix in any other namespace. For ``invocation``: that
+    with another place of the invocation, if it is longer than the match."""
     n_in_host: int = 0
     """Prompt tokens after those on the device that the host tier has. Part of ``n_cached`` if ``is_loaded``."""
     is_loaded: bool = False
@@ -189,8 +190,8 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     n_without_state: int = 0
     """For ``no_state``: the tokens of the pages that match after ``n_cached``."""
     adapter_elsewhere: str | None = None
-    """For ``other_namespace``: digest of the adapter under which the prompt is cached with the same salt, empty for
-    the model alone; None if it is cached with another salt."""
+    """For ``other_namespace`` and ``invocation``: digest of the adapter under which the prompt is cached with the
+    same salt, empty for the model alone; None if it is cached with another salt, or with the same adapter."""
 
 
 class TierMatch(msgspec.Struct, frozen=True, array_like=True):

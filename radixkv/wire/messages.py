@@ -283,8 +283,8 @@ class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
     """Why a prompt lacked at least a page in the cache when its first row was scheduled. Lengths are in tokens."""
 
     reason: str
-    """``differs``, ``evicted``, ``never_seen``, ``evicted_or_never_seen``, ``other_namespace`` or ``no_state``, see
-    ``tree.explain``; or ``not_read``: the request reads no cache."""
+    """``differs``, ``evicted``, ``never_seen``, ``evicted_or_never_seen``, ``other_namespace``, ``invocation`` or
+    ``no_state``, see ``tree.explain``; or ``not_read``: the request reads no cache."""
     n_matched: int
     """Length of the match in whole pages."""
     place: int = 0
@@ -298,12 +298,14 @@ class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
     cached: bytes = b""
     """The tokens at the same positions in the cached sequence with the longest match; empty if there is none."""
     n_elsewhere: int | None = None
-    """For ``other_namespace``: the longest cached prefix in any other namespace."""
+    """For ``other_namespace``: the longest cached prefix in any other namespace. For ``invocation``: that
+    with another place of the invocation, if it is longer than the match."""
     is_new: bool = False
     """For ``differs`` and ``evicted_or_never_seen``: whether the prompt, as far as it was compared, has no page of
     text in common with the cache behind the place where its match ends."""
     is_other_adapter: bool = False
-    """For ``other_namespace``: whether that namespace differs in the adapter alone."""
+    """For ``other_namespace``: whether that namespace differs in the adapter alone. For ``invocation``: whether the
+    cached page is another adapter's, or the model's."""
 
 
 class DraftUse(msgspec.Struct, frozen=True, array_like=True):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from radixkv.frontend.api.doctor import MAX_REPORTED_PLACES, doctor_fields
 from radixkv.frontend.metrics.log import log_misses
 from radixkv.frontend.miss_counts import MAX_PLACES, MissCounts
-from radixkv.frontend.miss_report import without_contents
+from radixkv.frontend.miss_report import without_contents, worst_miss
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, Done, DraftUse, pack_tokens
@@ -136,6 +136,31 @@ def test_without_contents_only_whole_pages_of_the_own_salt_are_told(tokenizer: T
     assert "first_difference" not in str(report)
     assert report["misses"][1]["matched_tokens"] == 32
     assert "cch" not in str(report)
+
+
+def test_what_adapters_have_cached_is_no_avoidable_miss(tokenizer: Tokenizer) -> None:
+    """Their KV differs, or that behind an invocation that has moved; what has another salt counts apart."""
+    counts = MissCounts()
+    moved = CacheMiss("invocation", 16, n_elsewhere=64)
+    for miss in (
+        moved,
+        replace(moved, is_other_adapter=True),
+        CacheMiss("other_namespace", 16, is_other_adapter=True),
+    ):
+        for _ in range(3):
+            counts.add(done(miss, 40_000))
+    texts = [place["text"] for place in doctor_fields(counts, tokenizer)["misses"]]
+    assert sum("an invocation of an activated LoRA, which stands elsewhere" in text for text in texts) == 1
+    assert sum("cached with another adapter, or without one" in text for text in texts) == 2
+    assert worst_miss(counts, tokenizer, min_share=0.1, min_tokens=1) is None
+    for _ in range(2):
+        counts.add(done(CacheMiss("other_namespace", 16), 40_000))
+    line = worst_miss(counts, tokenizer, min_share=0.1, min_tokens=1)
+    assert line is not None
+    assert "of 2 requests, are cached under another cache_salt" in line
+    hidden = without_contents(done(moved)).miss
+    assert hidden is not None
+    assert (hidden.reason, hidden.n_elsewhere) == ("never_seen", None)
 
 
 def test_a_report_of_nothing_has_no_misses() -> None:

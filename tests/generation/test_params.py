@@ -18,6 +18,7 @@ from radixkv.generation.params import (
 )
 from radixkv.runtime.intake import Intake
 from radixkv.text.chat_template import ChatTemplate
+from radixkv.tree.marks import Marks
 from radixkv.wire.messages import Ready, Submit, pack_tokens, unpack_tokens
 from radixkv.wire.request_limits import check_cache_salt
 from radixkv.wire.sampling import SamplingParams
@@ -93,7 +94,7 @@ def test_the_edge_and_the_runtime_refuse_with_the_same_error(
     with pytest.raises(InvalidRequest) as edge:
         at_the_edge()
     with pytest.raises(InvalidRequest) as runtime:
-        Intake(READY).make_choices(in_the_runtime)
+        Intake(READY, marks=Marks()).make_choices(in_the_runtime)
     assert edge.value.param == runtime.value.param == param
     assert type(edge.value) is type(runtime.value)
     # The server appends why the context is short when it renders the error.

@@ -32,6 +32,7 @@ from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK
 from radixkv.runtime.device.weights.layer_weights import NormWeights
 from radixkv.runtime.finished import wait_readable
+from radixkv.tree.marks import Marks
 from radixkv.wire.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, UnloadAdapter
 from radixkv.wire.messages import Failed, FromRuntime
 from support.checkpoints import save_checkpoint
@@ -187,7 +188,7 @@ def test_a_replaced_adapter_comes_back_while_its_requests_run(checkpoint: Checkp
     modules = linear_modules(oracle)
     a, b, c = [save_adapter(tmp_path / name, oracle, modules, seed=seed) for seed, name in enumerate("abc")]
     world = AdaptedWorld(checkpoint)
-    adapters, used = LoadableAdapters(world.adapters, max_adapters=N_SLOTS - 1), set[str]()
+    adapters, used = LoadableAdapters(world.adapters, max_adapters=N_SLOTS - 1, marks=Marks()), set[str]()
     world.adapters.prepare(world.opened(save_adapter(tmp_path / "d", oracle, modules, seed=9))).put()  # one is left
 
     def load(name: str, folder: Path) -> FromRuntime:

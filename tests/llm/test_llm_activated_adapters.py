@@ -249,7 +249,7 @@ def test_explanations_say_which_adapter(llm: LLM) -> None:
     explained = llm.explain(PROMPT)
     assert (explained.reason, explained.n_cached, explained.n_cached_elsewhere) == ("other_namespace", 70, 80)
     assert explained.adapter_elsewhere
-    assert (explained.first_difference, explained.token, explained.cached_token) == (70, 7, 7)
+    assert (explained.first_difference, explained.token, explained.cached_token) == (None, None, None)
     assert llm.explain(PROMPT, lora_request=JUDGE).reason == "whole"
     assert llm.explain(PROMPT, lora_request=RANK).adapter_elsewhere == explained.adapter_elsewhere
     assert llm.explain(PROMPT, lora_request=SQL).adapter_elsewhere == explained.adapter_elsewhere
@@ -258,6 +258,45 @@ def test_explanations_say_which_adapter(llm: LLM) -> None:
     explained = llm.explain(PROMPT, lora_request=JUDGE)
     assert (explained.reason, explained.n_cached_elsewhere) == ("other_namespace", 80)
     assert explained.adapter_elsewhere == "", "without an adapter"
+
+
+def test_explanations_know_invocations_of_earlier_turns(llm: LLM) -> None:
+    """Never does a token differ from itself."""
+    llm.flush_cache()
+    first = [*HEAD[:20], *INVOCATION, *random_ids(40, seed=8)]
+    history = [*first, *generate(llm, first, JUDGE).outputs[0].token_ids]
+    second = [*history, *random_ids(9, seed=9), *INVOCATION]
+    moved = llm.explain(second, lora_request=JUDGE)
+    assert (moved.reason, moved.n_cached, moved.n_cached_elsewhere) == ("invocation", 20, 64)
+    assert (moved.adapter_elsewhere, moved.first_difference, moved.cached_token) == (None, None, None)
+    for request in (None, RANK):
+        other = llm.explain(second, lora_request=request)
+        assert (other.reason, other.n_cached, other.n_cached_elsewhere) == ("other_namespace", 20, 64)
+        assert other.adapter_elsewhere
+        assert (other.first_difference, other.cached_token) == (None, None)
+    behind = [*first[:25], *random_ids(40, seed=10)]
+    other = llm.explain(behind)
+    assert (other.reason, other.n_cached, other.first_difference) == ("invocation", 20, None)
+    assert other.adapter_elsewhere, "no whole page more is the same"
+    own = llm.explain(behind, lora_request=JUDGE)
+    assert (own.reason, own.first_difference) == ("differs", 25)
+    generate(llm, [*HEAD[:20], 5, *random_ids(40, seed=11)], None)
+    differs = llm.explain([*HEAD[:20], 6, *random_ids(40, seed=12)], lora_request=JUDGE)
+    assert (differs.reason, differs.first_difference, differs.token) == ("differs", 20, 6)
+
+
+def test_explanations_find_adapters_under_other_salts(llm: LLM) -> None:
+    for request in (SQL, JUDGE, RANK):
+        llm.flush_cache()
+        llm.generate(
+            [{"prompt_token_ids": [*INVOCATION, *HEAD], "cache_salt": "a"}],
+            PARAMS,
+            use_tqdm=False,
+            lora_request=request,
+        )
+        explained = llm.explain([*INVOCATION, *HEAD], cache_salt="b", lora_request=request)
+        assert (explained.reason, explained.n_cached_elsewhere) == ("other_namespace", 64)
+        assert explained.adapter_elsewhere is None, "it is another salt"
 
 
 def test_pins_and_invalidations(llm: LLM) -> None:
@@ -280,6 +319,34 @@ def test_pins_and_invalidations(llm: LLM) -> None:
     )
     llm.invalidate_cache(PROMPT[:64], lora_request=JUDGE)
     assert {llm.explain(PROMPT, lora_request=request).n_cached for request in (None, JUDGE, RANK)} == {0}
+
+
+@pytest.mark.parametrize("given", [JUDGE, None])
+def test_an_invalidated_conversation_loses_its_earlier_turns_in_all_tiers(
+    folders: Path, tmp_path: Path, given: LoRARequest | None
+) -> None:
+    """Whose keys have their marks earlier. What begins as it does, and goes another way, stays."""
+    long = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    settings = {"host_memory": "4MiB", "cache_dir": tmp_path}
+    with opened(folders / "base", lora_modules=modules(folders), **settings) as llm:
+
+        def cached(prompt: Sequence[int]) -> int:
+            explained = llm.explain(prompt, lora_request=JUDGE)
+            return explained.n_cached + explained.n_in_host + explained.n_on_disk
+
+        history, turns = HEAD, list[list[int]]()
+        other = [*HEAD, *random_ids(30, seed=20)]
+        generate(llm, other, None, long)
+        for turn in range(3):
+            history = [*history, *random_ids(20, seed=21 + turn), *INVOCATION]
+            history = [*history, *generate(llm, history, JUDGE, long).outputs[0].token_ids]
+            turns.append(history)
+        assert [cached(turn) for turn in turns] == [len(turn) - 1 - (len(turn) - 1) % 16 for turn in turns]
+        llm.invalidate_cache(history, **({} if given is None else {"lora_request": given}))
+        assert [cached(turn) for turn in turns] == [70, 70, 70]
+        assert cached(other) == 96, "the other conversation's"
+    with opened(folders / "base", lora_modules=modules(folders), **settings) as llm:
+        assert [cached(turn) for turn in turns] == [64, 64, 64]
 
 
 def test_other_bytes_under_a_name_never_hit_and_the_same_ones_do(folders: Path) -> None:

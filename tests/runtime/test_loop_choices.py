@@ -6,6 +6,7 @@ import pytest
 
 from radixkv.runtime.intake import Intake
 from radixkv.settings.config import MAX_SEED
+from radixkv.tree.marks import Marks
 from radixkv.wire.messages import Submit, pack_tokens
 from radixkv.wire.sampling import SamplingParams
 from support.fake_device import chain, expected_output, expected_prompt_logprobs, logprobs_of
@@ -37,7 +38,7 @@ def test_choices_that_are_cancelled_before_they_start_have_no_output() -> None:
 def test_a_waiting_request_holds_its_prompt_once() -> None:
     front = Frontend()
     submit = Submit("a", pack_tokens(PROMPT), SamplingParams(n=64))
-    choices = Intake(front.loop.ready).make_choices(submit)
+    choices = Intake(front.loop.ready, marks=Marks()).make_choices(submit)
     assert sum(len(choice.tokens) for choice in choices) == len(submit.tokens)
 
 

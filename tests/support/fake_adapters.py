@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from radixkv.errors import CheckpointError
 from radixkv.runtime.adapters.loading import LoadableAdapters
+from radixkv.tree.marks import Marks
 from radixkv.wire.adapter_messages import ServedAdapter
 
 N_BYTES = 100
@@ -60,4 +61,4 @@ def fake_adapters(
 ) -> LoadableAdapters:
     """Returns adapters of a loop; ``folders`` are those that can be loaded."""
     device = FakeDeviceAdapters(folders or {}, {adapter.digest: N_BYTES for adapter in adapters})
-    return LoadableAdapters(device, adapters, max_adapters)
+    return LoadableAdapters(device, adapters, max_adapters, marks=Marks())

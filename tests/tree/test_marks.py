@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import count
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.errors import CheckpointError
+from radixkv.errors import CheckpointError, InvariantError
 from radixkv.tree.marks import Marks
+from radixkv.tree.node import Namespace
+from radixkv.tree.radix_tree import RadixTree
 
 JUDGE, RANK = "0badcafe" + "1" * 56, "0badcaff" + "2" * 56
 TOKENS = st.lists(st.sampled_from([0, 1, 2, 256, 65536, 1 << 24]), max_size=12)
@@ -58,6 +62,66 @@ def test_every_key_begins_with_one_of_the_prefixes(tokens: list[int], invocation
     assert all(marks.tokens(one) == prefix for one in prefixes)
 
 
+PAGE = 3
+
+
+def pages_of(keys: Sequence[bytes]) -> set[bytes]:
+    return {key[:end] for key in keys for end in range(4 * PAGE, len(key) + 1, 4 * PAGE)}
+
+
+def add(tree: RadixTree, keys: Sequence[bytes]) -> None:
+    """Adds the whole pages of sequences, computed."""
+    numbers = count()
+    for key in keys:
+        lease = tree.lease(Namespace(), key)
+        rest = key[4 * lease.n_tokens : len(key) - len(key) % (4 * PAGE)]
+        tree.commit(lease, rest, [next(numbers) for _ in range(len(rest) // (4 * PAGE))])
+        tree.mark_computed(lease, len(key) // 4)
+        tree.release(lease)
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_prefixes_drop_a_conversation_with_its_earlier_turns_and_nothing_else(seed: int) -> None:
+    """A conversation that the model and an adapter answer, beside others, against a list of all that is cached."""
+    random = Random(seed)
+
+    def some(n: int) -> list[int]:
+        return random.choices([0, 1, 2], k=random.randint(0, n))
+
+    marks, tree = Marks(), RadixTree(PAGE)
+    invocation = random.choices([0, 1], k=random.randint(1, 3))
+    for adapter in (JUDGE, RANK):
+        marks.add(adapter, invocation)
+    history, cached = list[int](), list[bytes]()
+    for _ in range(random.randint(1, 5)):
+        prompt = [*history, *some(7), *invocation]
+        history = [*prompt, *some(7)]
+        turns = (random.choice(["", JUDGE]), history), ("", [*prompt, *some(7)]), (JUDGE, history)
+        for adapter, sequence in turns:
+            if random.random() < 0.6:
+                cached.append(marks.key(adapter, packed(prompt)).key + packed(sequence[len(prompt) :]))
+    for adapter in ("", JUDGE, RANK):
+        cached.append(marks.key(adapter, packed([*history[: random.randint(0, 9)], *some(9)])).key)
+    add(tree, cached)
+    before = pages_of(cached)
+    leaves = [one for one in before if not any(other != one and other.startswith(one) for other in before)]
+    prefix = packed(history[: random.randint(1, max(1, len(history) // PAGE)) * PAGE])
+
+    def is_of_the_conversation(leaf: bytes) -> bool:
+        for place, mark in marks.find(leaf):
+            text = unpacked(prefix)[place : place + len(invocation)]
+            if text and (mark.adapter != JUDGE or text != invocation[: len(text)]):
+                return False
+        tokens = marks.tokens(leaf)
+        return tokens.startswith(prefix) or prefix.startswith(tokens)
+
+    for key in marks.prefixes(JUDGE, prefix):
+        tree.detach(Namespace(), key)
+    kept = pages_of([leaf for leaf in leaves if not is_of_the_conversation(leaf)])
+    assert {one for one in before if tree.match(Namespace(), one) * 4 == len(one)} == kept
+    tree.check()
+
+
 def test_each_adapter_has_its_own_mark_which_depends_on_its_digest_alone() -> None:
     marks, others = Marks(), Marks()
     assert (len(marks), JUDGE in marks, marks.find(packed([1, -1, 2]))) == (0, False, [])
@@ -69,11 +133,36 @@ def test_each_adapter_has_its_own_mark_which_depends_on_its_digest_alone() -> No
     keys = [one.key(adapter, prompt).key for one in (marks, others) for adapter in (JUDGE, RANK)]
     assert keys[:2] == keys[2:]
     assert len(set(keys)) == 2
-    assert dict(marks.other_keys(JUDGE, prompt)) == {RANK: keys[1]}
-    assert dict(marks.other_keys("", prompt)) == {JUDGE: keys[0], RANK: keys[1]}
-    assert dict(marks.other_keys("", packed([4, 6]))) == {}
+    assert dict(marks.recent_keys("", prompt)) == {JUDGE: keys[0], RANK: keys[1]}
+    assert dict(marks.recent_keys("", packed([4, 6]))) == {}
     assert marks.key("", prompt) == marks.key("3" * 64, prompt) == (prompt, None)
     assert marks.tokens(b"\xff" * 8) == b"\xff" * 8, "no tokens, as of pages of states"
+    with pytest.raises(InvariantError, match="a key has the mark -7, which no adapter has"):
+        marks.find(packed([4, -7]))
+
+
+@given(TOKENS, st.lists(st.sampled_from([0, 1]), min_size=1, max_size=3))
+def test_recent_keys_are_those_of_the_last_two_invocations(tokens: list[int], invocation: list[int]) -> None:
+    """Of loaded adapters, and of the one that asks; a mark is that of its adapter for ever."""
+    marks = Marks()
+    for adapter in (JUDGE, RANK):
+        marks.add(adapter, invocation)
+    places = [at for at in range(len(tokens)) if tokens[at : at + len(invocation)] == invocation]
+
+    def recent(adapter: str) -> list[tuple[str, int]]:
+        found = [(one, marks.find(key)) for one, key in marks.recent_keys(adapter, packed(tokens))]
+        assert all(len(one) == 1 and one[0][1].adapter == adapter for adapter, one in found)
+        return [(adapter, place) for adapter, ((place, _),) in found]
+
+    both = [(adapter, place) for adapter in (JUDGE, RANK) for place in places[:-3:-1]]
+    assert recent("") == recent(JUDGE) == both
+    marks.unload(RANK)
+    marks.unload("3" * 64)
+    assert len(marks) == 1
+    assert recent("") == recent(JUDGE) == both[: len(both) // 2]
+    assert recent(RANK) == both
+    marks.add(RANK, invocation)
+    assert recent("") == both
 
 
 def test_another_adapter_of_the_same_mark_is_refused() -> None:

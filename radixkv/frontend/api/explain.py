@@ -154,6 +154,11 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
             why = f"{explained.n_cached_elsewhere} are cached {other}, whose KV differs"
         case "other_namespace":
             why = f"{explained.n_cached_elsewhere} are cached under another cache_salt, which is not shared"
+        case "invocation" if explained.adapter_elsewhere is not None:
+            other = "without an adapter" if not explained.adapter_elsewhere else "with another adapter"
+            why = f"the cache goes on as it is computed {other}, whose KV differs"
+        case "invocation":
+            why = "the adapter's invocation stands elsewhere in what is cached, so KV differs from there on"
         case "no_state":
             n_matched = explained.n_cached + explained.n_without_state
             why = (

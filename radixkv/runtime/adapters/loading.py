@@ -45,8 +45,8 @@ class LoadableAdapters(Adapters):
         device: has the weights.
         adapters: those of the start.
         max_adapters: most adapters that are loaded at once; None: any number.
+        marks: the tree's, which get those of activated LoRAs.
         is_default: whether no setting gives ``max_adapters``, which errors then say.
-        marks: gets those of activated LoRAs; None: nothing reads them.
 
     Raises:
         CheckpointError: two activated LoRAs of the start have the same mark.
@@ -58,11 +58,11 @@ class LoadableAdapters(Adapters):
         adapters: Sequence[ServedAdapter] = (),
         max_adapters: int | None = None,
         *,
+        marks: Marks,
         is_default: bool = False,
-        marks: Marks | None = None,
     ) -> None:
         self.served = tuple(adapters)
-        self.marks = Marks() if marks is None else marks
+        self.marks = marks
         """Those of activated LoRAs, which the tree's keys have."""
         for adapter in adapters:
             self._mark(adapter)
@@ -101,6 +101,7 @@ class LoadableAdapters(Adapters):
         messages = [self._end(one) for one in self._read.take()]
         for digest in self._registry.free(is_used):
             self._device.remove(digest)
+            self.marks.unload(digest)
         return messages
 
     def descriptors(self) -> list[int]:

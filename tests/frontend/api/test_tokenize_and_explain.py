@@ -209,6 +209,16 @@ B_AND_C = {"prompt_token": {"id": 65, "text": "b"}, "cached_token": {"id": 66, "
             ["0 of 40", "32 ", "another cache_salt"],
         ),
         (
+            Explained("e", 40, 16, "invocation", n_cached_elsewhere=32),
+            {"cached_elsewhere_tokens": 32},
+            ["16 of 40", "invocation stands elsewhere in what is cached"],
+        ),
+        (
+            Explained("e", 40, 16, "invocation", adapter_elsewhere="12ab"),
+            {},
+            ["16 of 40", "the cache goes on", "with another adapter"],
+        ),
+        (
             Explained("e", 40, 32, "whole", n_in_host=16, is_loaded=True, min_loaded_tokens=4.5),
             {"host": {"tokens": 16, "is_loaded": True, "min_loaded_tokens": 4.5}},
             ["32 of 40", "16 of them in the host tier", "loads them", "all full pages"],

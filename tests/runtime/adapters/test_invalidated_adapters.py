@@ -9,8 +9,9 @@ import pytest
 from radixkv.errors import InvalidRequest
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.protocols.adapters import Adapters
+from radixkv.tree.marks import Marks
 from radixkv.wire.cache_messages import Invalidate
-from radixkv.wire.messages import WIRE_VERSION, Ready
+from radixkv.wire.messages import WIRE_VERSION, Ready, pack_tokens
 
 READY = Ready(WIRE_VERSION, 1000, 200, 16, 64, 8, 64, "fake", "float32")
 
@@ -24,8 +25,19 @@ class LoadedAdapters(Adapters):
         return digest == "1" * 64
 
 
+def test_too_many_invocations_are_refused() -> None:
+    """Each costs a search of its own."""
+    marks = Marks()
+    marks.add("1" * 64, [5])
+    intake = Intake(READY, adapters=LoadedAdapters(), marks=marks)
+    message = Invalidate("id", b"", "hers", adapter="1" * 64)
+    assert len(list(intake.prefixes(message, pack_tokens([5] * 1023)))) == 1024
+    with pytest.raises(InvalidRequest, match="'sql' occurs in this prompt more than 1023 times; invalidate"):
+        intake.prefixes(message, pack_tokens([5] * 1024))
+
+
 def meant(adapter: str | None) -> list[str]:
-    intake = Intake(READY, adapters=LoadedAdapters())
+    intake = Intake(READY, adapters=LoadedAdapters(), marks=Marks())
     return [one.adapter for one, _ in intake.prefixes(Invalidate("id", b"", "hers", adapter=adapter), b"")]
 
 

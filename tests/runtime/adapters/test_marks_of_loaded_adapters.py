@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from radixkv.runtime.adapters.loading import LoadableAdapters
+from radixkv.tree.marks import Marks
 from radixkv.wire.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from radixkv.wire.cache_messages import Explain
-from radixkv.wire.messages import Failed, pack_tokens
+from radixkv.wire.messages import Done, Failed, pack_tokens
 from support.fake_adapters import FakeDeviceAdapters
 from support.loop_frontend import PROMPT, Frontend
 
@@ -21,10 +24,28 @@ def loaded(front: Frontend, name: str, path: str) -> AdapterLoaded | Failed:
     return reply
 
 
+@pytest.mark.parametrize("n_unloaded", [0, 20])
+def test_adapters_that_were_unloaded_do_not_keep_others_from_being_searched(n_unloaded: int) -> None:
+    """Though they keep their marks."""
+    folders = {f"/{number}": f"{number:04x}" * 16 for number in range(n_unloaded + 1)}
+    device = FakeDeviceAdapters(folders, invocations=dict.fromkeys(folders.values(), (5,)))
+    front = Frontend(adapters=LoadableAdapters(device, marks=Marks()))
+    for number in range(n_unloaded + 1):
+        loaded(front, str(number), f"/{number}")
+        if number:
+            front.loop.receive(UnloadAdapter("u", str(number)))
+            front.turn()
+    front.serve("a", PROMPT, adapter=folders["/0"])
+    done = front.serve("b", PROMPT).terminal
+    assert isinstance(done, Done)
+    assert done.miss is not None
+    assert (done.miss.reason, done.miss.n_elsewhere, done.miss.is_other_adapter) == ("other_namespace", 8, True)
+
+
 def test_a_mark_is_never_another_adapters() -> None:
     """Neither while an adapter is loaded nor after, as its pages may be left."""
     device = FakeDeviceAdapters(FOLDERS, invocations=dict.fromkeys(FOLDERS.values(), (5,)))
-    front = Frontend(adapters=LoadableAdapters(device))
+    front = Frontend(adapters=LoadableAdapters(device, marks=Marks()))
     assert isinstance(loaded(front, "judge", "/judge"), AdapterLoaded)
     front.serve("a", PROMPT, adapter=JUDGE)
     front.loop.receive(UnloadAdapter("u", "judge"))

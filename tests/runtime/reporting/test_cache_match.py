@@ -25,7 +25,14 @@ READY = wire.Ready(wire.WIRE_VERSION, 1000, 200, PAGE_SIZE, 64, 8, 64, "fake", "
 
 
 def commands(engine: Engine, tenants: Sequence[TenantConfig] = ()) -> CacheCommands:
-    intake = Intake(READY, tenants=tenants, eos_token_ids=frozenset(), seed=0, clock=lambda: engine.now)
+    intake = Intake(
+        READY,
+        marks=engine.cache.tree.marks,
+        tenants=tenants,
+        eos_token_ids=frozenset(),
+        seed=0,
+        clock=lambda: engine.now,
+    )
     return CacheCommands(
         intake,
         engine.scheduler,

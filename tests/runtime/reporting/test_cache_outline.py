@@ -80,7 +80,9 @@ def test_the_tiers_share_the_bound_and_each_has_its_tree(has_host: bool, monkeyp
     for first in range(30):
         engine.serve([first + 1, *prompt(8, 1)], 1)
     engine.turn(40)
-    intake = Intake(READY, eos_token_ids=frozenset(), seed=0, clock=lambda: engine.now)
+    intake = Intake(
+        READY, marks=engine.cache.tree.marks, eos_token_ids=frozenset(), seed=0, clock=lambda: engine.now
+    )
     commands = CacheCommands(
         intake,
         engine.scheduler,

@@ -129,7 +129,12 @@ class PageIndex:
         return list(self._files.values())
 
     def files_below(self, key: bytes) -> list[IndexedPage]:
-        """Returns the files of all pages that continue ``key``, and its own if it is a page's. O(files)."""
+        """Returns the files of all pages that continue ``key``, and its own if it is a page's.
+
+        O(files); O(1) if no page continues it.
+        """
+        if not self.is_continued(key):
+            return [self._files[key[:DIGEST_BYTES]]] if key in self else []
         children: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for file in self._files.values():
             children[file.parent].append(file.digest)
@@ -139,7 +144,9 @@ class PageIndex:
         return [self._files[digest] for digest in found if digest in self._files]
 
     def remove_below(self, key: bytes, leading: Sequence[bytes] = ()) -> list[IndexedPage]:
-        """Removes ``files_below`` of a key, and leading pages that no other page continues then. O(files).
+        """Removes ``files_below`` of a key, and leading pages that no other page continues then.
+
+        O(files); O(leading) if no page continues the key.
 
         Args:
             key: a page's, or a namespace's.
