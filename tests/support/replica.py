@@ -90,7 +90,7 @@ def blocks_of(engine: Engine) -> dict[str, dict[int, Block]]:
             parent, size = run.parent_digest, 4 * engine.page_size
             for index, digest in enumerate(run.digests):
                 page = run.tokens[index * size : (index + 1) * size]
-                blocks[medium][digest] = parent, tuple(unpack(page))
+                blocks[medium][digest] = parent, tuple(unpack(cache.tree.marks.tokens(page)))
                 parent = digest
     return blocks
 
@@ -108,5 +108,5 @@ def _blocks_on_disk(engine: Engine) -> dict[int, Block]:
         digest = chained_xxh3_64(parent, tokens)
         digests[key[:DIGEST_BYTES]] = digest, False
         if key in engine.store.pages:
-            found[digest] = None if is_root else parent, tuple(unpack(tokens))
+            found[digest] = None if is_root else parent, tuple(unpack(engine.cache.tree.marks.tokens(tokens)))
     return found
