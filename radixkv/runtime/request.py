@@ -159,6 +159,7 @@ class Request:
     sender: str = OPERATOR
     """Who has sent it."""
     adapter: ActiveAdapter = NO_ADAPTER
+    """What changes the model for it."""
     choice: int = 0
     """Index of the choice in its request."""
     sampling: RowSampling = GREEDY
