@@ -33,7 +33,7 @@ class Adapters:
 
     def receive(self, message: AdapterCommand) -> list[FromRuntime]:
         """Begins to load an adapter, or unloads one; returns the answer if there is one already."""
-        text = "this engine has no adapters; start it with enable_lora (--enable-lora), on the CPU"
+        text = "this engine has no adapters; start it with enable_lora (--enable-lora)"
         return [Failed(message.id, UnsupportedFeature.code, text)]
 
     def advance(self, is_used: Callable[[str], bool]) -> list[FromRuntime]:
