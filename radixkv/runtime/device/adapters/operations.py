@@ -19,6 +19,7 @@ from radixkv.runtime.device.ops.base import (
     Operations,
     RowReader,
 )
+from radixkv.runtime.device.ops.decorated import DecoratedOperations
 from radixkv.runtime.device.weights.adapter_matrices import adapter_pair
 from radixkv.runtime.device.weights.layer_weights import (
     LinearWeights,
@@ -51,7 +52,7 @@ class AdapterPairs(NamedTuple):
     own: list[LoraPair]
 
 
-class LoraOperations:
+class LoraOperations(DecoratedOperations[ActivatedOperations]):
     """``Operations`` of a device, with the LoRA of adapters beside attention's projections and dense MLPs.
 
     Adapters come and go between steps. Products that none can change are the device's own. The head, experts and
@@ -67,21 +68,12 @@ class LoraOperations:
     def __init__(
         self, operations: ActivatedOperations, targets: Container[str], dtype: torch.dtype, step: StepRows
     ) -> None:
-        self._operations = operations
+        super().__init__(operations)
         self._targets = targets
         self._dtype = dtype
         self._step = step
         self._products: list[tuple[tuple[Part, ...], dict[str, list[LoraPair]]]] = []
         """Each product that adapters may change: the matrices that it stacks, and what adapters add to it."""
-        self.gated = operations.gated
-        self.capped = operations.capped
-        self.head = operations.head
-        self.recurrent_layer = operations.recurrent_layer
-        self.experts = operations.experts
-        self.routed_experts = operations.routed_experts
-        self.experts_beside = operations.experts_beside
-        self.layer_input = operations.layer_input
-        self.rotate_and_store = operations.rotate_and_store
 
     def linear(self, weights: LinearWeights) -> Linear:
         """See ``Operations.linear``."""
