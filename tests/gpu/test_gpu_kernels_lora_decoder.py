@@ -17,18 +17,20 @@ from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.checkpoints.adapters import AdapterFolder
 from radixkv.errors import CheckpointError
 from radixkv.runtime.adapters.loading import LoadableAdapters
+from radixkv.runtime.device.adapters.base_model import BaseModel
 from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
 from radixkv.runtime.device.adapters.cuda.layers import LoraLinear
 from radixkv.runtime.device.adapters.cuda.loaded import CudaAdapters
 from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory, SlotTables
 from radixkv.runtime.device.adapters.cuda.operations import CudaLoraOperations
-from radixkv.runtime.device.adapters.targets import fitted, target_shapes
+from radixkv.runtime.device.adapters.targets import target_shapes
 from radixkv.runtime.device.model.decoder import OutputTokens
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import Fp8Rows, Operations, Rows, RowScales, as_tensor
 from radixkv.runtime.device.ops.cuda.fp8_rows import quantize_rows
 from radixkv.runtime.device.ops.cuda.layers import CudaLinear, Mlp
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
+from radixkv.runtime.device.weights.adapter_matrices import AdapterMatrices
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK
 from radixkv.runtime.device.weights.layer_weights import NormWeights
 from radixkv.runtime.finished import wait_readable
@@ -54,14 +56,14 @@ class AdaptedWorld(World):
         for folder in folders:
             self.adapters.prepare(self.opened(folder)).put()
 
-    def opened(self, folder: Path) -> AdapterFolder:
-        return fitted(AdapterFolder.open(folder, max_rank=RANK), self.config)
+    def opened(self, folder: Path) -> AdapterMatrices:
+        return self.base.matrices(AdapterFolder.open(folder, max_rank=RANK))
 
     def _with_adapters(self, operations: CudaOperations, config: DecoderConfig) -> Operations:
         device, dtype = torch.device(DEVICE), torch.float32
-        self.config = config
+        self.base = BaseModel.of(config)
         self.memory = AdapterMemory(N_SLOTS, RANK, dtype, device)
-        self.adapters = CudaAdapters(self.memory, config, dtype, max_rank=RANK, stream=None)
+        self.adapters = CudaAdapters(self.memory, self.base, dtype, max_rank=RANK, stream=None)
         self.step = StepAdapters(self.adapters.slots, max_tokens=128, max_rows=8, n_slots=N_SLOTS, device=device)
         self.operations = CudaLoraOperations(
             operations, config.activation, target_shapes(config), self.memory, self.step
@@ -165,7 +167,7 @@ def test_an_adapter_that_two_threads_read_at_once_has_one_slot(
     world = AdaptedWorld(checkpoint)
     may_write, write = Event(), world.memory.write
 
-    def slow_write(slot: int, folder: AdapterFolder) -> SlotTables:
+    def slow_write(slot: int, folder: AdapterMatrices) -> SlotTables:
         may_write.wait()
         return write(slot, folder)
 

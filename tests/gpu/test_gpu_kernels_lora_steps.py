@@ -15,6 +15,7 @@ import torch
 from kernel_support import DEVICE, on_kernels
 
 from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.runtime.device.adapters.base_model import BaseModel
 from radixkv.runtime.device.adapters.cuda.opened import OpenedAdapters
 from radixkv.runtime.device.adapters.sources import open_adapter
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
@@ -68,7 +69,8 @@ class World:
         with torch.inference_mode():
             with open_weights(checkpoint, load_format="auto", dtype=torch.float32, device=device) as weights:
                 config = weights.config
-                opened = OpenedAdapters(settings, config, CudaOperations(config, 64, device), torch.float32, stream)
+                base = BaseModel.of(config)
+                opened = OpenedAdapters(settings, base, CudaOperations(config, 64, device), torch.float32, stream)
                 decoder = Decoder(weights, opened.operations)
             opened.load()
             layout, heads = StagingLayout(), config.heads[config.attention_layers[0]]
@@ -96,7 +98,7 @@ class World:
             assert self.runner.measure_largest() == 0
         self.digests = [""]
         for one in folders:  # loaded before graphs are captured, and after
-            prepared = self.adapters.prepare(open_adapter("one", str(one), RANK, config))
+            prepared = self.adapters.prepare(open_adapter("one", str(one), RANK, base))
             prepared.put()
             self.digests.append(prepared.digest)
             with torch.inference_mode():

@@ -290,7 +290,6 @@ def test_requests_for_unknown_adapters_are_refused(llm: LLM, folders: Path) -> N
         ({"lora_modules": ["a=x", "a=y"]}, ConfigError, "lora_modules has two adapters of the name 'a'"),
         ({"lora_modules": ["=x"]}, ConfigError, "lacks a name or a folder"),
         ({"lora_modules": {"a": "/nowhere"}}, CheckpointError, "adapter 'a': /nowhere"),
-        ({"tensor_parallel_size": 2}, ConfigError, "adapters run without ranks"),
         ({"task": "embed"}, ConfigError, "adapters only generate"),
     ],
 )

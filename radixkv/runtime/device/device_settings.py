@@ -19,7 +19,7 @@ class AdapterSource(msgspec.Struct, frozen=True):
     max_rank: int
     """Most ranks that it may have."""
     n_values: int
-    """Values of its matrices."""
+    """Values of its matrices, or of each rank's parts of them."""
     invocation_tokens: tuple[int, ...] | None = None
     """Of an activated LoRA: it acts from their last occurrence in a prompt on; None: everywhere."""
 

@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from radixkv.checkpoints.adapters import AdapterFolder
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.adapters.layers import LoraLinear, LoraMlp, LoraPair
 from radixkv.runtime.device.adapters.rows import StepRows
@@ -20,7 +19,7 @@ from radixkv.runtime.device.ops.base import (
     RowReader,
 )
 from radixkv.runtime.device.ops.decorated import DecoratedOperations
-from radixkv.runtime.device.weights.adapter_matrices import adapter_pair
+from radixkv.runtime.device.weights.adapter_matrices import AdapterMatrices
 from radixkv.runtime.device.weights.layer_weights import (
     LinearWeights,
     MlpWeights,
@@ -95,7 +94,7 @@ class LoraOperations(DecoratedOperations[ActivatedOperations]):
         first, last = (self._changeable(self._operations.linear(one), one) for one in (gate_up, down))
         return LoraMlp(first, last, self._operations.activated, self._step)
 
-    def pairs(self, adapter: AdapterFolder) -> list[AdapterPairs]:
+    def pairs(self, adapter: AdapterMatrices) -> list[AdapterPairs]:
         """Reads what an adapter adds to each product that it changes, which changes nothing yet.
 
         Call it once the decoder is built. Any thread may.
@@ -137,8 +136,8 @@ class LoraOperations(DecoratedOperations[ActivatedOperations]):
         self._products.append((weights.parts, of_product))
         return LoraLinear(base, of_product, self._step)
 
-    def _pair(self, adapter: AdapterFolder, part: Part, columns: slice) -> LoraPair:
-        a, b = (one.to(self._dtype) for one in adapter_pair(adapter, part.name))
+    def _pair(self, adapter: AdapterMatrices, part: Part, columns: slice) -> LoraPair:
+        a, b = (one.to(self._dtype) for one in adapter.pair(part.name))
         if part.rows is not None:
             b = b[part.rows]
         product = self._operations.linear

@@ -7,11 +7,11 @@ from threading import Lock
 
 import torch
 
-from radixkv.checkpoints.adapters import AdapterFolder
 from radixkv.errors import CheckpointError, shortened
+from radixkv.runtime.device.adapters.base_model import BaseModel
 from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory, SlotTables
-from radixkv.runtime.device.adapters.sources import count_values, open_adapter
-from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.adapters.sources import open_adapter
+from radixkv.runtime.device.weights.adapter_matrices import AdapterMatrices
 
 
 @dataclass
@@ -47,7 +47,7 @@ class CudaAdapters:
 
     Args:
         memory: with the products of the decoder, and allocated.
-        model: the base model.
+        model: the base model, or a rank's part of it.
         dtype: of the matrices.
         max_rank: most ranks of an adapter.
         stream: of the steps.
@@ -56,7 +56,7 @@ class CudaAdapters:
     def __init__(
         self,
         memory: AdapterMemory,
-        model: DecoderConfig,
+        model: BaseModel,
         dtype: torch.dtype,
         *,
         max_rank: int,
@@ -87,7 +87,7 @@ class CudaAdapters:
         except CheckpointError as error:
             raise CheckpointError(f"adapter {shortened(name)}: {error}") from None
 
-    def prepare(self, folder: AdapterFolder) -> PreparedCudaAdapter:
+    def prepare(self, folder: AdapterMatrices) -> PreparedCudaAdapter:
         """Copies the matrices of an opened adapter into a free slot, unless a slot has them.
 
         Any thread may call it, beside steps. It waits for other threads that do.
@@ -99,7 +99,7 @@ class CudaAdapters:
         with self._one_reader:
             if not self._hold(folder.digest):
                 self._fill(folder)
-        n_bytes = count_values(folder) * self._dtype.itemsize
+        n_bytes = folder.n_values * self._dtype.itemsize
         return PreparedCudaAdapter(folder.digest, folder.invocation_tokens, n_bytes, self)
 
     def publish(self, digest: str, n_bytes: int) -> None:
@@ -136,7 +136,7 @@ class CudaAdapters:
                 filled.n_holders += 1
         return filled is not None
 
-    def _fill(self, folder: AdapterFolder) -> None:
+    def _fill(self, folder: AdapterMatrices) -> None:
         """Copies the matrices of an adapter into a free slot, which has one holder then."""
         with self._lock:
             if not self._free:
