@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from radixkv.errors import CheckpointError, InvalidRequest, RadixKVError, RequestError, shortened
+from radixkv.processes.niceness import be_nicer
 from radixkv.runtime.adapters.registry import AdapterRegistry
 from radixkv.runtime.finished import Finished
 from radixkv.runtime.protocols.adapters import Adapters
@@ -23,9 +23,6 @@ from radixkv.wire.adapter_messages import (
 )
 from radixkv.wire.messages import Failed, FromRuntime
 from radixkv.wire.stats import AdapterStats
-
-_NICENESS = 10
-"""By how much threads that read are nicer than steps, which go first where there are too few cores for both."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +131,7 @@ class LoadableAdapters(Adapters):
 
     def _read_folder(self, message: LoadAdapter) -> None:
         outcome: ReadAdapter | RequestError
-        niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)  # of this thread alone
+        be_nicer()  # than steps
         try:
             outcome = self._device.read(message.name, message.path)
         except CheckpointError as error:

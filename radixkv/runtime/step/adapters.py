@@ -28,7 +28,7 @@ class ReadAdapter(Protocol):
         ...
 
     def discard(self) -> None:
-        """Frees it, where ``put`` is never called. Called between turns."""
+        """Frees it, where ``put`` is never called. Any thread may call it."""
         ...
 
 
