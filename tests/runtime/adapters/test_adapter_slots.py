@@ -64,129 +64,52 @@ class SlotFrontend(Frontend):
         return self.received[request_id].tokens.get(0, [])
 
 
-class Slots(RuleBasedStateMachine):
-    """Requests with and without adapters, in a pool that is too small for all of them, in any order."""
-
-    @initialize(n_slots=st.integers(1, 3), has_tenants=st.booleans(), policy=st.sampled_from(["fcfs", "lpm"]))
-    def begin(self, n_slots: int, has_tenants: bool, policy: str) -> None:
-        self.caught_before = sys.exc_info()[1]
-        self.has_tenants = has_tenants
-        self.front = SlotFrontend(
-            n_slots,
-            n_pages=32,
-            max_num_seqs=4,
-            tenants=TENANTS if has_tenants else (),
-            schedule_policy=policy,
-            queue_timeout_s=8.0,
-        )
-
-    @rule(
-        digest=st.sampled_from(["", *DIGESTS]),
-        n_prompt=st.integers(1, 30),
-        n=st.integers(1, 2),
-        n_tokens=st.integers(1, 20),
-        priority=st.integers(0, 1),
-        is_beam_search=st.booleans(),
-        tenant=st.sampled_from(["one", "two"]),
-    )
-    def request(
-        self, digest: str, n_prompt: int, n: int, n_tokens: int, priority: int, is_beam_search: bool, tenant: str
-    ) -> None:
-        sampling = {"use_beam_search": True, "n": 2} if is_beam_search else {"n": n, "ignore_eos": True}
-        sender = {"tenant": tenant} if self.has_tenants else {"priority": priority}
-        name = f"r{len(self.front.received)}"
-        self.front.submit(name, range(1, n_prompt + 1), adapter=digest, max_tokens=n_tokens, **sender, **sampling)
-
-    @precondition(lambda self: self.front.received)
-    @rule(which=st.integers(0, 20), choice=st.sampled_from([None, 0, 1]))
-    def cancel(self, which: int, choice: int | None) -> None:
-        self.front.cancel(f"r{which % len(self.front.received)}", choice)
-
-    @rule()
-    def fail(self) -> None:
-        """The next launched step will fail."""
-        self.front.device.fail_steps.add(self.front.stats().steps_total)
-
-    @rule(seconds=st.floats(0, 3))
-    def wait(self, seconds: float) -> None:
-        self.front.now += seconds
-
-    @rule(n_turns=st.integers(1, 6))
-    def turn(self, n_turns: int) -> None:
-        self.front.turn(n_turns)
-
-    @rule(digest=st.sampled_from(DIGESTS))
-    def reload(self, digest: str) -> None:
-        """The files are unloaded, perhaps while requests use them, and soon loaded again."""
-        self.front.loop.receive(UnloadAdapter("unload", digest))
-        self.front.loop.receive(LoadAdapter("load", digest, digest))
-        while self.front.adapters._threads:
-            self.front.loop.wait(10.0)
-            self.front.turn()
-
-    @invariant()
-    def slots_are_consistent(self) -> None:
-        if hasattr(self, "front"):
-            self.front.check_slots()
-
-    def teardown(self) -> None:
-        """All requests end, and the weights of unloaded adapters are freed."""
-        if not hasattr(self, "front") or sys.exc_info()[1] is not self.caught_before:
-            return
-        self.front.device.fail_steps.clear()
-        self.front.run()
-        assert all(received.terminal is not None for received in self.front.received.values())
-        assert self.front.stats().n_waiting == 0
-        for digest in DIGESTS:
-            self.front.loop.receive(UnloadAdapter("unload", digest))
-        self.front.run()
-        device = self.front.adapters_device
-        assert not device.in_slots
-        assert not device.sizes
-        assert not device.n_copied
-        self.front.adapters.close()
-
-
-TestSlots = Slots.TestCase
-TestSlots.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-
-
 @given(
     n_slots=st.integers(1, 3),
-    n_adapters=st.integers(2, 6),
-    arrivals=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12)), min_size=20, max_size=120),
+    n_rare=st.integers(1, 3),
+    priorities=st.tuples(*[st.integers(0, 1)] * 6),
+    lengths=st.lists(st.integers(1, 10), min_size=1),
+    rare=st.sets(st.integers(0, 79), min_size=1, max_size=12),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_nobody_waits_for_more_than_a_turn_of_each_adapter(
-    n_slots: int, n_adapters: int, arrivals: list[tuple[int, int]]
+    n_slots: int, n_rare: int, priorities: tuple[int, ...], lengths: list[int], rare: set[int]
 ) -> None:
-    """One request arrives in each turn, so those of some adapters never end."""
-    digests = [f"{number:02d}" for number in range(n_adapters)]
-    front = SlotFrontend(n_slots, digests, n_pages=4096, max_num_seqs=256, max_num_batched_tokens=2048)
-    longest_s = (12 + 3) * STEP_S  # a step for each token and the prompt, and those that are launched ahead
-    submitted: dict[str, float] = {}
+    """Requests of as many adapters as there are slots never end, and in some turns one of another adapter comes."""
+    digests = [f"{number:02d}" for number in range(n_slots + n_rare)]
+    front = SlotFrontend(n_slots, digests, n_pages=8192, max_num_seqs=512, max_num_batched_tokens=8192)
+    longest_s = (10 + 3) * STEP_S  # a step for each token and the prompt, and those that are launched ahead
+    began: dict[str, float] = {}
     waited: list[float] = []
 
     def turn() -> None:
         front.turn()
-        for name in [name for name in submitted if front.tokens(name)]:
-            waited.append(front.now - submitted.pop(name))
+        for name in [name for name in began if front.tokens(name)]:
+            waited.append(front.now - began.pop(name))
 
-    for number, (adapter, n_tokens) in enumerate(arrivals):
-        digest = digests[adapter % n_adapters]
-        submitted[f"r{number}"] = front.now
-        front.submit(f"r{number}", adapter=digest, max_tokens=n_tokens, ignore_eos=True)
+    for number in range(80):
+        numbers = [*range(n_slots), *([n_slots + number % n_rare] if number in rare else [])]
+        for adapter in numbers:
+            name = f"{adapter}-{number}"
+            began[name] = front.now
+            front.submit(
+                name,
+                [1, 2, 3],
+                adapter=digests[adapter],
+                priority=priorities[adapter],
+                max_tokens=lengths[(number + adapter) % len(lengths)],
+                ignore_eos=True,
+            )
         turn()
     while front.loop.has_work:
         turn()
-    assert not submitted
-    assert len(waited) == len(arrivals)
-    assert max(waited) <= n_adapters * (TURN_S + longest_s + 2 * STEP_S)
+    assert not began
+    assert max(waited) <= len(digests) * (TURN_S + longest_s + 2 * STEP_S)
     front.adapters.close()
 
 
 def test_a_stream_of_requests_starves_no_other_adapter() -> None:
-    """The slot closes after a turn: what runs in it ends, and later requests wait until the other has had its own."""
+    """The slot closes after a turn: what runs in it ends, and later requests wait for the other adapter's turn."""
     front = SlotFrontend(1)
     waited_s: float | None = None
     for number in range(100):
@@ -292,6 +215,21 @@ def test_tenants_see_their_requests_in_line() -> None:
     front.adapters.close()
 
 
+def test_a_retried_request_in_line_is_not_planned() -> None:
+    front = SlotFrontend(1)
+    front.submit("sql", adapter="12ab", max_tokens=9, ignore_eos=True)
+    front.turn(3)
+    front.submit("law", adapter="34cd", max_tokens=2, ignore_eos=True)
+    (request,) = front.slots.queue._lines["34cd"].requests.values()
+    request.recovery.is_retried = True
+    front.scheduler._retried._requests.append(request)
+    front.turn(3)
+    assert request.block_table is None
+    front.run()
+    assert [len(front.tokens(name)) for name in ("sql", "law")] == [9, 2]
+    front.adapters.close()
+
+
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error"), MemoryError("none")])
 def test_a_copy_that_fails_loses_the_device(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(self: FakeCopy) -> None:
@@ -320,3 +258,90 @@ def test_steps_go_on_while_an_adapter_is_copied(monkeypatch: pytest.MonkeyPatch)
     front.run()
     assert done(front.received["sql"]).n_output_tokens == 3
     front.adapters.close()
+
+
+class Slots(RuleBasedStateMachine):
+    """Requests with and without adapters, in a pool that is too small for all of them, in any order."""
+
+    @initialize(n_slots=st.integers(1, 3), has_tenants=st.booleans(), policy=st.sampled_from(["fcfs", "lpm"]))
+    def begin(self, n_slots: int, has_tenants: bool, policy: str) -> None:
+        self.caught_before = sys.exc_info()[1]
+        self.has_tenants = has_tenants
+        self.front = SlotFrontend(
+            n_slots,
+            n_pages=32,
+            max_num_seqs=4,
+            tenants=TENANTS if has_tenants else (),
+            schedule_policy=policy,
+            queue_timeout_s=8.0,
+        )
+
+    @rule(
+        digest=st.sampled_from(["", *DIGESTS]),
+        n_prompt=st.integers(1, 30),
+        n=st.integers(1, 2),
+        n_tokens=st.integers(1, 20),
+        priority=st.integers(0, 1),
+        is_beam_search=st.booleans(),
+        tenant=st.sampled_from(["one", "two"]),
+    )
+    def request(
+        self, digest: str, n_prompt: int, n: int, n_tokens: int, priority: int, is_beam_search: bool, tenant: str
+    ) -> None:
+        sampling = {"use_beam_search": True, "n": 2} if is_beam_search else {"n": n, "ignore_eos": True}
+        sender = {"tenant": tenant} if self.has_tenants else {"priority": priority}
+        name = f"r{len(self.front.received)}"
+        self.front.submit(name, range(1, n_prompt + 1), adapter=digest, max_tokens=n_tokens, **sender, **sampling)
+
+    @precondition(lambda self: self.front.received)
+    @rule(which=st.integers(0, 20), choice=st.sampled_from([None, 0, 1]))
+    def cancel(self, which: int, choice: int | None) -> None:
+        self.front.cancel(f"r{which % len(self.front.received)}", choice)
+
+    @rule()
+    def fail(self) -> None:
+        """The next launched step will fail."""
+        self.front.device.fail_steps.add(self.front.stats().steps_total)
+
+    @rule(seconds=st.floats(0, 3))
+    def wait(self, seconds: float) -> None:
+        self.front.now += seconds
+
+    @rule(n_turns=st.integers(1, 6))
+    def turn(self, n_turns: int) -> None:
+        self.front.turn(n_turns)
+
+    @rule(digest=st.sampled_from(DIGESTS))
+    def reload(self, digest: str) -> None:
+        """The files are unloaded, perhaps while requests use them, and soon loaded again."""
+        self.front.loop.receive(UnloadAdapter("unload", digest))
+        self.front.loop.receive(LoadAdapter("load", digest, digest))
+        while self.front.adapters._threads:
+            self.front.loop.wait(10.0)
+            self.front.turn()
+
+    @invariant()
+    def slots_are_consistent(self) -> None:
+        if hasattr(self, "front"):
+            self.front.check_slots()
+
+    def teardown(self) -> None:
+        """All requests end, and the weights of unloaded adapters are freed."""
+        if not hasattr(self, "front") or sys.exc_info()[1] is not self.caught_before:
+            return
+        self.front.device.fail_steps.clear()
+        self.front.run()
+        assert all(received.terminal is not None for received in self.front.received.values())
+        assert self.front.stats().n_waiting == 0
+        for digest in DIGESTS:
+            self.front.loop.receive(UnloadAdapter("unload", digest))
+        self.front.run()
+        device = self.front.adapters_device
+        assert not device.in_slots
+        assert not device.sizes
+        assert not device.n_copied
+        self.front.adapters.close()
+
+
+TestSlots = Slots.TestCase
+TestSlots.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
