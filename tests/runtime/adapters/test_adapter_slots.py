@@ -71,7 +71,7 @@ class SlotFrontend(Frontend):
     lengths=st.lists(st.integers(1, 10), min_size=1),
     rare=st.sets(st.integers(0, 79), min_size=1, max_size=12),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_nobody_waits_for_more_than_a_turn_of_each_adapter(
     n_slots: int, n_rare: int, priorities: tuple[int, ...], lengths: list[int], rare: set[int]
 ) -> None:
@@ -125,6 +125,18 @@ def test_a_stream_of_requests_starves_no_other_adapter() -> None:
     assert waited_s <= TURN_S + 10 * STEP_S
     front.run()
     assert all(done(received).n_output_tokens == 5 for received in front.received.values())
+    front.adapters.close()
+
+
+def test_no_priority_makes_another_adapter_wait_for_ever() -> None:
+    front = SlotFrontend(1)
+    front.submit("low", adapter="12ab", priority=1, max_tokens=2)
+    while not front.tokens("low"):
+        for digest in ("34cd", "56ef"):
+            front.submit(f"{digest} {front.now}", adapter=digest, max_tokens=2, ignore_eos=True)
+        front.turn()
+        assert front.now < 4 * (TURN_S + 5 * STEP_S)
+    front.run()
     front.adapters.close()
 
 
