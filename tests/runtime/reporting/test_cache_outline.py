@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.intake import Intake
-from radixkv.runtime.reporting import cache_commands
 from radixkv.runtime.protocols.adapters import Adapters
+from radixkv.runtime.reporting import cache_commands
 from radixkv.runtime.reporting.cache_commands import MAX_SHOWN_TOKENS, CacheCommands
 from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.wire import cache_messages
