@@ -297,13 +297,12 @@ def _adapter_families(adapters: AdapterStats) -> Iterator[Metric]:
             adapters.n_bytes,
             "Memory of the weights of adapters, also of unloaded ones whose requests still run.",
         ),
+        "loras_in_slots": (adapters.n_in_slots, "Adapters that steps can have now."),
+        "lora_requests_waiting": (adapters.n_waiting, "Requests that wait for a slot of their adapter."),
     }
-    counters: _Values = {}
-    if adapters.n_in_slots is not None:
-        gauges["loras_in_slots"] = adapters.n_in_slots, "Adapters that steps can have now."
-        gauges["lora_requests_waiting"] = adapters.n_waiting, "Requests that wait for a slot of their adapter."
-        counters["lora_slot_loads"] = adapters.slot_loads_total, "Times that an adapter got a slot."
-    yield from _numbers(gauges, counters)
+    yield from _numbers(
+        gauges, {"lora_slot_loads": (adapters.slot_loads_total, "Times that an adapter got a slot.")}
+    )
 
 
 def _draft_families(drafts: DraftStats) -> Iterator[Metric]:
