@@ -85,10 +85,13 @@ def test_adapters_take_turns(
         for _ in range(2):  # the second time warm
             found = llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=REQUESTS)
             assert [output.outputs for output in found] == expected
-        stats = llm.get_metrics().adapters
+        metrics = llm.get_metrics()
+    stats, host = metrics.adapters, metrics.host
     assert max(map(len, adapters_of_steps)) == max_loras
     assert len(set().union(*adapters_of_steps)) == 3
     assert (stats.n_adapters, stats.n_in_slots, stats.n_waiting) == (3, max_loras, 0)
+    assert (host is None) == ("host_memory" not in settings)
+    assert host is None or host.pages_loaded_total > 0
     assert stats.slot_loads_total >= 4, "each in both rounds, but those that were there"
 
 
