@@ -48,7 +48,7 @@ from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.shards import Shard
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, random_ids
-from support.lora import linear_modules, merge, save_adapter
+from support.lora import linear_modules, merge, put_in_slot, save_adapter
 from support.reference_attention import reference_attention
 
 pytestmark = on_kernels
@@ -95,7 +95,8 @@ class RankDecoder:
             )
         memory.allocate()
         for folder in folders:
-            self._adapters.prepare(base.matrices(AdapterFolder.open(folder, max_rank=RANK))).put()
+            prepared = self._adapters.prepare(base.matrices(AdapterFolder.open(folder, max_rank=RANK)))
+            put_in_slot(self._adapters, prepared)
 
     def logits(self, ids: list[int], adapter: int | None, *, is_adapted: bool = True) -> Tensor:
         """Returns the logits of a prompt's tokens, [tokens, vocab].

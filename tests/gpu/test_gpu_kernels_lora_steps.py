@@ -35,7 +35,7 @@ from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.step.plan import Row, StepPlan
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, GREEDY, load_oracle, random_ids, tokens_of
-from support.lora import linear_modules, merge, save_adapter
+from support.lora import linear_modules, merge, put_in_slot, save_adapter
 from support.poison import poison
 
 pytestmark = [*on_kernels, pytest.mark.skipif(DEVICE == "cuda", reason="its graphs and streams are not real ones")]
@@ -99,13 +99,12 @@ class World:
         self.digests = [""]
         for one in folders:  # loaded before graphs are captured, and after
             prepared = self.adapters.prepare(open_adapter("one", str(one), RANK, base))
-            prepared.put()
-            self.digests.append(prepared.digest)
+            self.digests.append(put_in_slot(self.adapters, prepared))
             with torch.inference_mode():
                 self.runner.capture(self.runner.decode_sizes)
                 self.runner.capture_piecewise(self.runner.piecewise_sizes[:1])
         self.packer = Packer(
-            settings, N_PAGES, 64, count_split=self.runner.count_split, adapters=self.adapters.sizes
+            settings, N_PAGES, 64, count_split=self.runner.count_split, adapters=self.adapters.slots
         )
         self.ids = random_ids(N_TOKENS, 1)
         models = [oracle, *(merge(load_oracle(checkpoint), one) for one in folders)]

@@ -103,19 +103,25 @@ def test_activated_adapters_share_the_pages_of_the_model(sensitive_folder: Path,
 def test_adapters_come_and_go_in_few_slots_of_both_gpus(
     sensitive_folder: Path, folder: Path, one_by_one: LLM
 ) -> None:
-    """Each name takes the slot that another has left on each GPU, and graphs go on."""
+    """Each name takes the slot that another has left on each GPU, and graphs go on; both take turns."""
     prompts = [random_ids(50, seed) for seed in range(6)]
     expected = {request: alone_of(one_by_one, prompts, [request] * 6) for request in (SQL, LAW)}
-    with opened(sensitive_folder, enable_lora=True, max_loras=1, **TWO) as llm:
+    with opened(sensitive_folder, enable_lora=True, max_loras=1, max_cpu_loras=2, **TWO) as llm:
         for index in range(12):
             request = (SQL, LAW)[index % 2]
             llm.load_lora_adapter("one", folder / request.lora_name, load_inplace=index > 0)
             llm.flush_cache()
             found = answers_of(llm, prompts, [LoRARequest("one")] * 6)
             check_same_answers(expected[request], found, tolerance=NEAR_TIE)
-        with pytest.raises(InvalidRequest, match="max_loras 1"):
-            llm.load_lora_adapter("two", folder / "law")
-        llm.unload_lora_adapter("one")
+        llm.load_lora_adapter("two", folder / "sql")  # beside law
+        with pytest.raises(InvalidRequest, match="max_cpu_loras 2"):
+            llm.load_lora_adapter("three", folder / "law")
+        requests = [LoRARequest(name) for name in ("one", "two", "one", "two", "two", "one")]
+        found = answers_of(llm, prompts, requests)
+        alone = [expected[LAW if one.lora_name == "one" else SQL][index] for index, one in enumerate(requests)]
+        check_same_answers(alone, found, tolerance=NEAR_TIE)
+        for name in ("one", "two"):
+            llm.unload_lora_adapter(name)
         assert llm.get_metrics().adapters.n_bytes == 0
 
 

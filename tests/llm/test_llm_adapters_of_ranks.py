@@ -126,6 +126,15 @@ def test_adapters_that_are_loaded_later_answer_alike(
     assert llm.get_metrics().adapters.n_bytes == 0
 
 
+def test_adapters_take_turns_in_the_slots_of_ranks(folders: Path, alone: list[RequestOutput]) -> None:
+    with opened(folders, lora_modules=modules(folders), max_loras=1, max_cpu_loras=3) as llm:
+        check_same(together(llm), alone)
+        assert llm.get_metrics().adapters.n_adapters == 3
+        llm.unload_lora_adapter("sql")
+        (output,) = llm.generate([PROMPTS[2]], PARAMS, use_tqdm=False, lora_request=LAW)
+        check_same([output], [alone[2]])
+
+
 def test_loads_and_unloads_beside_running_answers(llm: LLM, folders: Path, alone: list[RequestOutput]) -> None:
     """Running answers are what they are alone, also those whose adapter loses its name meanwhile."""
     loop, answers, ends = llm._open_loop, dict[str, list[int]](), dict[str, FromRuntime]()

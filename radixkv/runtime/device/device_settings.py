@@ -66,7 +66,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether rows may have adapters: those of ``adapters``, and others that are loaded later."""
     max_lora_rank: int = 16
     """Most ranks of an adapter that is loaded later."""
-    max_loras: int = 0
-    """Adapters that a GPU has room for at once; no effect on the CPU."""
+    max_loras: int | None = None
+    """Adapters that rows of one step may have, for which a GPU has memory; None: any number, on the CPU alone."""
     adapters: tuple[AdapterSource, ...] = ()
     """The adapters that rows may name by their digests from the start on."""

@@ -34,6 +34,19 @@ class PreparedAdapter:
         """See ``ReadAdapter.discard``. Its memory is free once nothing refers to it."""
 
 
+class NoCopy:
+    """The ``AdapterCopy`` of a device that computes with the matrices where they are loaded."""
+
+    def fill(self) -> None:
+        """See ``AdapterCopy.fill``."""
+
+    def put(self) -> None:
+        """See ``AdapterCopy.put``."""
+
+    def discard(self) -> None:
+        """See ``AdapterCopy.discard``."""
+
+
 class LoadedAdapters:
     """``DeviceAdapters`` over the operations of a decoder.
 
@@ -80,3 +93,10 @@ class LoadedAdapters:
         """See ``DeviceAdapters.remove``."""
         self._operations.remove(digest)
         del self.sizes[digest]
+
+    def copy(self, digest: str) -> NoCopy:
+        """See ``DeviceAdapters.copy``."""
+        return NoCopy()
+
+    def withdraw(self, digest: str) -> None:
+        """See ``DeviceAdapters.withdraw``."""

@@ -14,13 +14,8 @@ from radixkv.runtime.device.weights.adapter_matrices import AdapterMatrices
 from radixkv.runtime.device.weights.shards import Shard
 from radixkv.settings.config import AdapterConfig, Task
 
-_DEFAULT_MAX_LORAS = 8
+DEFAULT_MAX_LORAS = 8
 """Adapters that a GPU has room for where no setting says how many."""
-
-
-def default_max_loras(n_modules: int) -> int:
-    """Returns how many adapters a GPU has room for where the settings do not say it, and name ``n_modules``."""
-    return max(_DEFAULT_MAX_LORAS, n_modules)
 
 
 def find_adapters(

@@ -195,7 +195,7 @@ def open_cuda_executor(
             n_pages,
             settings.max_num_batched_tokens,
             count_split=runner.count_split,
-            adapters={} if adapters is None else adapters.sizes,
+            adapters={} if adapters is None else adapters.slots,
         ),
         sampler,
         vocab_size=config.vocab_size,

@@ -106,18 +106,39 @@ class RankAdapterOpened(msgspec.Struct, frozen=True, tag=True):
     """Why the rank failed."""
 
 
-class RankAdapterPut(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An adapter that rows of the plans behind this frame may ask for."""
+class RankAdapterCopy(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A loaded adapter that shall come into a free slot; see ``DeviceAdapters.copy``."""
 
     ticket: int
-    """Of its ``RankAdapterRead``."""
+    """Number of this copy, which no read has."""
+    digest: str
+
+
+class RankAdapterFill(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A copy that a rank shall do beside steps. The answer is a ``RankAdapterOpened``."""
+
+    ticket: int
+    """Of its ``RankAdapterCopy``."""
+
+
+class RankAdapterWithdrawn(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An adapter that leaves its slot: no row of the plans behind this frame asks for it."""
+
+    digest: str
+
+
+class RankAdapterPut(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An adapter that is loaded, or in its slot, for the plans behind this frame."""
+
+    ticket: int
+    """Of its ``RankAdapterRead`` or ``RankAdapterCopy``."""
 
 
 class RankAdapterDiscarded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An adapter that was read for nothing, or could not be read."""
+    """An adapter that was read or copied for nothing, or could not be read."""
 
     ticket: int
-    """Of its ``RankAdapterRead``."""
+    """Of its ``RankAdapterRead`` or ``RankAdapterCopy``."""
 
 
 class RankAdapterRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -126,7 +147,15 @@ class RankAdapterRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True)
     digest: str
 
 
-AdapterFrame = RankAdapterRead | RankAdapterPut | RankAdapterDiscarded | RankAdapterRemoved
+AdapterFrame = (
+    RankAdapterRead
+    | RankAdapterCopy
+    | RankAdapterFill
+    | RankAdapterPut
+    | RankAdapterDiscarded
+    | RankAdapterWithdrawn
+    | RankAdapterRemoved
+)
 """What a rank gets between plans, in the order in which rank 0 has done the same."""
 _OfStart = RankStart | RankStore | RankValue | RankRefused
 _OfCopies = RankMemory | RankCopy | RankSlots | RankCopied

@@ -18,7 +18,7 @@ from radixkv.runtime.device.ranks.adapter_server import AdapterServer
 from radixkv.runtime.device.ranks.fan_out_adapters import FanOutAdapters
 from radixkv.runtime.device.ranks.frames import AdapterFrame, Frames, decode
 from radixkv.runtime.device.ranks.processes import RankProcesses
-from support.fake_adapters import FakeDeviceAdapters, FakeRead
+from support.fake_adapters import FakeCopy, FakeDeviceAdapters, FakeRead
 
 FOLDERS = {f"/{digest}": digest for digest in "abc"}
 
@@ -27,7 +27,7 @@ class Slots(FakeDeviceAdapters):
     """Adapters of a device with room for two, some of which it may fail to read."""
 
     def __init__(self) -> None:
-        super().__init__(dict(FOLDERS))
+        super().__init__(dict(FOLDERS), n_slots=2)
         self.error: Exception | None = None
         self.may_read = Event()
         self.may_read.set()
@@ -39,6 +39,17 @@ class Slots(FakeDeviceAdapters):
         if len({*self.sizes, *self.undecided} - {self.folders.get(path)}) >= 2:
             raise CheckpointError("no slot is free")
         return super().read(name, path)
+
+    def copy(self, digest: str) -> FakeCopy:
+        copy, fill = super().copy(digest), FakeCopy.fill
+
+        def fill_or_fail() -> None:
+            if self.error is not None:
+                raise self.error
+            fill(copy)
+
+        copy.fill = fill_or_fail  # type: ignore[method-assign]
+        return copy
 
 
 class Ranks:
@@ -84,6 +95,8 @@ class Ranks:
         own, *others = self.devices
         assert all(device.sizes.keys() == own.sizes.keys() for device in others)
         assert all(sorted(device.undecided) == sorted(own.undecided) for device in others)
+        assert all(device.in_slots == own.in_slots for device in others)
+        assert all(device.n_copied == own.n_copied for device in others)
 
     def close(self) -> None:
         for server in self.servers:
@@ -154,7 +167,7 @@ def test_a_rank_that_ends_while_it_reads_is_lost(ranks: Ranks) -> None:
     ranks.devices[2].may_read.clear()
     reader = Background(lambda: ranks.fan_out.read("sql", "/a"))
     ranks.adapters[1]._connection.shutdown(socket.SHUT_RDWR)
-    with pytest.raises(DeviceLost, match="a load of an adapter: rank 2 has ended"):
+    with pytest.raises(DeviceLost, match="a load or a copy of an adapter: rank 2 has ended"):
         reader.result()
     ranks.devices[2].may_read.set()
     assert not ranks.devices[0].undecided
@@ -221,6 +234,8 @@ class AdaptersOfRanks(RuleBasedStateMachine):
         super().__init__()
         self.ranks = Ranks()
         self.read: list[Any] = []
+        self.copied: Any = None
+        """The digest and the copy of an adapter on its way into a slot."""
 
     @rule(digest=st.sampled_from("abc"), failing=st.none() | st.integers(0, 2))
     def reads(self, digest: str, failing: int | None) -> None:
@@ -250,9 +265,46 @@ class AdaptersOfRanks(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 9))
     def removes(self, index: int) -> None:
-        loaded = sorted(self.ranks.fan_out.sizes)
+        coming = set() if self.copied is None else {self.copied[0]}
+        loaded = sorted(self.ranks.fan_out.sizes.keys() - self.ranks.devices[0].in_slots - coming)
         if loaded:
             self.ranks.fan_out.remove(loaded[index % len(loaded)])
+        self.ranks.check()
+
+    @rule(index=st.integers(0, 9))
+    def copies(self, index: int) -> None:
+        own = self.ranks.devices[0]
+        waiting = sorted(own.sizes.keys() - own.in_slots)
+        if waiting and self.copied is None:
+            digest = waiting[index % len(waiting)]
+            self.copied = digest, self.ranks.fan_out.copy(digest)
+        self.ranks.check()
+
+    @rule(failing=st.none() | st.integers(0, 2), is_put=st.booleans())
+    def fills(self, failing: int | None, is_put: bool) -> None:
+        if self.copied is None:
+            return
+        (_, copy), self.copied = self.copied, None
+        if failing is not None:
+            self.ranks.devices[failing].error = MemoryError()
+        try:
+            copy.fill()
+        except (MemoryError, DeviceError):
+            assert failing is not None
+            is_put = False
+        for device in self.ranks.devices:
+            device.error = None
+        if is_put and len(self.ranks.devices[0].in_slots) < 2:
+            copy.put()
+        else:
+            copy.discard()
+        self.ranks.check()
+
+    @rule(index=st.integers(0, 9))
+    def withdraws(self, index: int) -> None:
+        in_slots = sorted(self.ranks.devices[0].in_slots)
+        if in_slots:
+            self.ranks.fan_out.withdraw(in_slots[index % len(in_slots)])
         self.ranks.check()
 
     def teardown(self) -> None:

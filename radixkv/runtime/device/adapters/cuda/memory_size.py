@@ -8,7 +8,7 @@ from radixkv.runtime.device.adapters.targets import target_shapes
 from radixkv.runtime.device.model_config.config import DecoderConfig
 
 SPARE_SLOTS = 1
-"""Slots beyond ``max_loras``: an adapter is replaced in place while its requests still run."""
+"""Slots beyond ``max_loras``: the next adapter is copied while requests of all others still run."""
 
 
 def memory_bytes(model: DecoderConfig, max_loras: int, max_rank: int, dtype: torch.dtype) -> int:

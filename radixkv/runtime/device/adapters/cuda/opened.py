@@ -37,6 +37,7 @@ class OpenedAdapters:
         dtype: torch.dtype,
         stream: torch.cuda.Stream,
     ) -> None:
+        assert settings.max_loras is not None, "a GPU has a default"
         n_slots = settings.max_loras + SPARE_SLOTS
         self._sources = settings.adapters
         self._model = model
@@ -57,7 +58,7 @@ class OpenedAdapters:
         """Those of the decoder."""
 
     def load(self) -> None:
-        """Allocates the memory of all slots, and loads the adapters of the settings.
+        """Allocates the memory of all slots, and loads the adapters of the settings into host memory.
 
         Raises:
             CheckpointError: one cannot be read, or has changed.
