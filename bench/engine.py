@@ -18,6 +18,7 @@ products depend on the tokens, for gated delta nets, and for several GPUs.
     python bench/engine.py --model qwen3-30b-a3b
     python bench/engine.py --workloads pressure --setting kv_cache_memory_bytes=17179869184
     python bench/engine.py --workloads unshared --setting 'attention_backend="triton"'
+    python bench/engine.py --workloads fewshot --adapters 8
     python bench/engine.py --small --device cpu      # tries the code
 """
 
@@ -29,7 +30,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,14 +39,17 @@ import torch
 from peers import GEMM_MS, GEMM_OF, PEERS
 from result_lines import add_gpu_flags, add_setting_flag, append, script_parser
 from roof import measure
-from shapes import LABELS, LLAMA_8B, MODELS, SMALL, Config, write_model, write_weights
+from shapes import LABELS, LLAMA_8B, MODELS, SMALL, Config, write_adapter, write_model, write_weights
 from token_workloads import Phases, Workloads, load_workloads, long_context, pressure
 from traces import record_trace, table
 
 from gpu import gpu_provenance, watched_power
-from radixkv import LLM, SamplingParams
+from radixkv import LLM, LoRARequest, SamplingParams
 from radixkv.runtime.device.start_times import process_age_s
 from radixkv.wire.stats import Stats
+
+ADAPTER_RANK = 16
+"""Rank of the adapters of ``--adapters``."""
 
 SMALL_SIZES: Mapping[str, Mapping[str, int]] = {
     "single": {"prompt": 8, "output": 8},
@@ -73,15 +77,19 @@ def main() -> None:
     roof_s = time.perf_counter() - begun
     print(f"GEMM alone: {json.dumps(gemm_ms)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        llm = open_llm(arguments, write_run_model(arguments, config, Path(folder), arguments.device))
+        model = write_run_model(arguments, config, Path(folder) / "model", arguments.device)
+        adapters = write_run_adapters(arguments, config, Path(folder))
+        slots = {"max_loras": len(adapters), "max_lora_rank": ADAPTER_RANK} if adapters else {}
+        llm = open_llm(arguments, model, lora_modules=adapters, **slots)
         llm.generate([[17] * 8], greedy(1), use_tqdm=False)
         stages = {stage: round(seconds, 2) for stage, seconds in llm.get_metrics().start_seconds.items()}
         start = {"first_token_s": round(process_age_s() - roof_s, 2), "start_seconds": stages}
         print(f"first token {start['first_token_s']} s after the process began: {stages}", flush=True)
-    warm_up(llm)
+    warm_up(llm, list(adapters))
     common = {
         "mode": "offline",
         "cache": arguments.cache,
+        "adapters": arguments.adapters,
         "model": "small" if arguments.small else label_of(arguments),
         "settings": arguments.settings,
         **start,
@@ -94,7 +102,7 @@ def main() -> None:
         for _ in range(arguments.repeat):
             phases = generate_workload(known[name], name, is_small=arguments.small)
             with watched_power(arguments.watch_power) as power:
-                metrics = run(llm, phases)
+                metrics = run(llm, phases, list(adapters))
             line = {"workload": name, **metrics, **power, **common}
             if config == LLAMA_8B:
                 line |= compare_with_peers(name, line["duration"], gemm_ms)
@@ -102,7 +110,7 @@ def main() -> None:
             append(arguments.output_file, line)
     for name in select_workloads(arguments.profile, known):
         phases = generate_workload(known[name], name, is_small=arguments.small)
-        report = profile(llm, phases, arguments.profile_output)
+        report = profile(llm, phases, arguments.profile_output, list(adapters))
         print(
             f"profile of {name}, answers of at most {arguments.profile_output} tokens:\n{table(report)}", flush=True
         )
@@ -144,6 +152,19 @@ def write_run_model(arguments: argparse.Namespace, config: Config, folder: Path,
     return folder
 
 
+def write_run_adapters(arguments: argparse.Namespace, config: Config, folder: Path) -> dict[str, Path]:
+    """Writes the adapters that ``--adapters`` asks for; returns the folder of each name."""
+    return {
+        f"adapter-{index}": write_adapter(config, folder / f"adapter-{index}", ADAPTER_RANK, index)
+        for index in range(arguments.adapters)
+    }
+
+
+def names_in_turn(adapters: Sequence[str], n_prompts: int) -> list[str] | None:
+    """Returns the adapter of each prompt, all in turn; None without adapters."""
+    return [adapters[index % len(adapters)] for index in range(n_prompts)] if adapters else None
+
+
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of runs and results that are common to all engines."""
     parser.add_argument("--model", choices=MODELS, default="llama-8b", help="the shape of the weights")
@@ -164,6 +185,9 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         help="comma-separated, all (without pressure and long_context) or none",
     )
     parser.add_argument("--cache", choices=("on", "off"), default="on")
+    parser.add_argument(
+        "--adapters", type=int, default=0, metavar="N", help=f"LoRA adapters of rank {ADAPTER_RANK}, used in turn"
+    )
     parser.add_argument("--watch-power", action="store_true", help="record the GPU's clock and power too")
     add_setting_flag(parser)
 
@@ -195,27 +219,32 @@ def generate_workload(workload: Callable[..., Phases], name: str, *, is_small: b
     return workload(**SMALL_SIZES[name]) if is_small else workload()
 
 
-def open_llm(arguments: argparse.Namespace, folder: Path) -> LLM:
+def open_llm(arguments: argparse.Namespace, folder: Path, **more: Any) -> LLM:
     settings: dict[str, Any] = {
         "device": arguments.device,
         "dtype": "bfloat16",
         "load_format": "dummy",
         "enable_prefix_caching": arguments.cache == "on",
     }
-    return LLM(folder, **(settings | arguments.settings))
+    return LLM(folder, **(settings | arguments.settings | more))
 
 
 def greedy(n_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True)
 
 
-def warm_up(llm: LLM, n_requests: int = 8, n_tokens: int = 300) -> None:
+def lora_requests(adapters: Sequence[str], n_prompts: int) -> list[LoRARequest] | None:
+    names = names_in_turn(adapters, n_prompts)
+    return None if names is None else [LoRARequest(name) for name in names]
+
+
+def warm_up(llm: LLM, adapters: Sequence[str] = (), n_requests: int = 8, n_tokens: int = 300) -> None:
     rng = random.Random(1)
     prompts = [[rng.randrange(10, 32_000) for _ in range(n_tokens)] for _ in range(n_requests)]
-    llm.generate(prompts, greedy(16), use_tqdm=False)
+    llm.generate(prompts, greedy(16), use_tqdm=False, lora_request=lora_requests(adapters, n_requests))
 
 
-def run(llm: LLM, phases: Phases) -> dict[str, Any]:
+def run(llm: LLM, phases: Phases, adapters: Sequence[str] = ()) -> dict[str, Any]:
     """Runs all phases from an empty cache. Returns the seconds, and the growth of the engine's counters."""
     llm.flush_cache()
     gc.collect()
@@ -225,7 +254,12 @@ def run(llm: LLM, phases: Phases) -> dict[str, Any]:
     ends = [begun]
     for phase in phases:
         prompts = [prompt for prompt, _ in phase]
-        answers = llm.generate(prompts, [greedy(n_new) for _, n_new in phase], use_tqdm=False)
+        answers = llm.generate(
+            prompts,
+            [greedy(n_new) for _, n_new in phase],
+            use_tqdm=False,
+            lora_request=lora_requests(adapters, len(prompts)),
+        )
         for answer, (_, n_new) in zip(answers, phase, strict=True):
             assert len(answer.outputs[0].token_ids) == n_new, "an answer has the wrong length"
         n_answers += len(answers)
@@ -303,7 +337,7 @@ def row(line: Mapping[str, Any]) -> str:
     )
 
 
-def profile(llm: LLM, phases: Phases, n_output: int) -> dict[str, Any]:
+def profile(llm: LLM, phases: Phases, n_output: int, adapters: Sequence[str]) -> dict[str, Any]:
     """Profiles the workload with answers of at most ``n_output`` tokens. Returns GPU times per engine step."""
     llm.flush_cache()
     before = llm.get_metrics().steps_total
@@ -311,7 +345,8 @@ def profile(llm: LLM, phases: Phases, n_output: int) -> dict[str, Any]:
     def work() -> None:
         for phase in phases:
             settings = [greedy(min(n_new, n_output)) for _, n_new in phase]
-            llm.generate([prompt for prompt, _ in phase], settings, use_tqdm=False)
+            requests = lora_requests(adapters, len(phase))
+            llm.generate([prompt for prompt, _ in phase], settings, use_tqdm=False, lora_request=requests)
 
     trace = record_trace(work)
     return trace.report(llm.get_metrics().steps_total - before)

@@ -11,6 +11,8 @@ Two engines of dummy weights of the shape of Llama 3.1 8B are open at the same t
                       which computes the examples of its own
     load              the longest time between two turns of 32 running answers, before, while and after an adapter
                       is loaded
+    activated         milliseconds to the first token behind a conversation of 3,072 and 8,192 tokens that the model
+                      has computed, of a LoRA ("lora") and an activated LoRA ("alora") of the same matrices
 
     python bench/lora.py --output-file bench/results/lora.jsonl
     python bench/lora.py --setting 'quantization="fp8"' --cases decode
@@ -21,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
 import tempfile
 import time
@@ -30,10 +31,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from result_lines import add_gpu_flags, add_setting_flag, report, script_parser
-from safetensors.torch import save_file
-from shapes import LLAMA_8B, SMALL, Config, write_model
+from shapes import LLAMA_8B, SMALL, write_adapter, write_model
 from token_workloads import Phases, fewshot
 
 from gpu import gpu_provenance
@@ -44,7 +43,9 @@ from radixkv.wire.messages import Submit, pack_tokens
 from radixkv.wire.sampling import SamplingParams as LoopSamplingParams
 
 N_ADAPTERS = 8
-CASES = ("decode", "fewshot", "load")
+CASES = ("decode", "fewshot", "load", "activated")
+INVOCATION = [11, 12, 13, 14]
+"""Tokens from which on the activated adapter acts."""
 SMALL_FEWSHOT: Mapping[str, int] = {"requests": 16, "shared": 48, "question": 8, "output": 4}
 Requests = list[LoRARequest | None]
 
@@ -65,9 +66,15 @@ def main() -> None:
             for index in range(N_ADAPTERS + 1)
         }
         spare = adapters.popitem()
+        activated = Path(folder) / "activated"
+        write_adapter(config, activated, arguments.rank, 0, alora_invocation_tokens=INVOCATION)
         off = open_llm(arguments, model)
         on = open_llm(
-            arguments, model, lora_modules=adapters, max_lora_rank=arguments.rank, max_loras=N_ADAPTERS + 1
+            arguments,
+            model,
+            lora_modules=adapters | {"activated": activated},
+            max_lora_rank=arguments.rank,
+            max_loras=N_ADAPTERS + 2,
         )
         requests = [LoRARequest(name) for name in adapters]
         if "decode" in arguments.cases:
@@ -79,6 +86,10 @@ def main() -> None:
                 report(arguments.output_file, line, about)
         if "load" in arguments.cases:
             report(arguments.output_file, load_beside_steps(arguments, on._open_loop, *spare), about)
+        if "activated" in arguments.cases:
+            for n_tokens in arguments.contexts:
+                for line in first_tokens(arguments, on, n_tokens):
+                    report(arguments.output_file, line, about)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -94,45 +105,11 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     arguments.settings = dict(arguments.settings)
     arguments.cases = arguments.cases.split(",")
-    arguments.rows, arguments.steps = (32, 256), (8, 136)
+    arguments.rows, arguments.steps, arguments.contexts = (32, 256), (8, 136), (3072, 8192)
     if arguments.small:
         arguments.rows, arguments.steps, arguments.prompt_tokens = (4, 16), (4, 12), 16
-        arguments.pool_tokens, arguments.repeat = 4096, 2
+        arguments.pool_tokens, arguments.repeat, arguments.contexts = 4096, 2, (512,)
     return arguments
-
-
-def write_adapter(config: Config, folder: Path, rank: int, seed: int) -> Path:
-    """Writes a random adapter of all projections in PEFT's format, in bfloat16; returns its folder."""
-    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    n_queries, n_keys = (config[name] * head_dim for name in ("num_attention_heads", "num_key_value_heads"))
-    shapes = {
-        "self_attn.q_proj": (n_queries, hidden),
-        "self_attn.k_proj": (n_keys, hidden),
-        "self_attn.v_proj": (n_keys, hidden),
-        "self_attn.o_proj": (hidden, n_queries),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    generator, tensors = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
-    for layer in range(config["num_hidden_layers"]):
-        for name, (n_out, n_in) in shapes.items():
-            prefix = f"base_model.model.model.layers.{layer}.{name}"
-            for half, shape in (("A", (rank, n_in)), ("B", (n_out, rank))):
-                values = torch.randn(shape, generator=generator) * 0.02
-                tensors[f"{prefix}.lora_{half}.weight"] = values.bfloat16()
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
-    fields = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": rank,
-        "lora_alpha": rank,
-        "target_modules": sorted(name.partition(".")[2] for name in shapes),
-        "bias": "none",
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(fields), encoding="utf-8")
-    return folder
 
 
 def open_llm(arguments: argparse.Namespace, model: Path, **more: Any) -> LLM:
@@ -142,7 +119,7 @@ def open_llm(arguments: argparse.Namespace, model: Path, **more: Any) -> LLM:
         "dtype": "bfloat16",
         "load_format": "dummy",
         "max_total_tokens": arguments.pool_tokens,
-        "max_model_len": 1024 if arguments.small else 8192,
+        "max_model_len": 1024 if arguments.small else 16_384,
         "speculative_config": "off",
     }
     return LLM(model, **(settings | arguments.settings | more))
@@ -255,6 +232,34 @@ def load_beside_steps(arguments: argparse.Namespace, loop: Loop, name: str, fold
         **{f"{when}_max_ms": round(max(found, default=0.0), 3) for when, found in gaps.items()},
         **{f"{when}_median_ms": round(median(found), 3) for when, found in gaps.items() if found},
     }
+
+
+def first_tokens(arguments: argparse.Namespace, llm: LLM, n_tokens: int) -> list[dict[str, Any]]:
+    """Returns a line each of a LoRA and an activated LoRA, behind a conversation of so many tokens."""
+    kinds = {"lora": LoRARequest("adapter-0"), "alora": LoRARequest("activated")}
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    rng = random.Random(n_tokens)
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    for repetition in range(arguments.repeat + 1):
+        for name, adapter in kinds.items():
+            llm.flush_cache()
+            conversation = [rng.randrange(20, 32_000) for _ in range(n_tokens)]
+            llm.generate([conversation], params, use_tqdm=False)
+            begun = time.perf_counter()
+            llm.generate([conversation + INVOCATION], params, use_tqdm=False, lora_request=adapter)
+            if repetition:
+                times[name].append(1e3 * (time.perf_counter() - begun))
+    return [
+        {
+            "workload": "lora activated",
+            "kind": name,
+            "context_tokens": n_tokens,
+            "first_token_ms": round(median(found), 3),
+            "all_ms": [round(one, 3) for one in found],
+            "times_lora": round(median(found) / median(times["lora"]), 4),
+        }
+        for name, found in times.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -35,13 +35,16 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from engine import (
+    ADAPTER_RANK,
     add_run_flags,
     compare_with_peers,
     config_of,
     generate_workload,
     label_of,
     measure_products,
+    names_in_turn,
     select_workloads,
+    write_run_adapters,
     write_run_model,
 )
 from peers import comparison_table
@@ -88,7 +91,7 @@ class Peer(Protocol):
     """Settings in effect."""
 
     def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[AnswerTokens]:
-        """Generates greedy answers of exactly ``n_new`` tokens, in the prompts' order."""
+        """Generates greedy answers of exactly ``n_new`` tokens, with all adapters in turn."""
 
     def flush_cache(self) -> bool:
         """Drops all cached prefixes; returns false if the engine is still cleaning up a request."""
@@ -100,7 +103,15 @@ class Peer(Protocol):
 class Vllm:
     """vLLM's ``LLM``."""
 
-    def __init__(self, folder: Path, dtype: str, *, has_cache: bool, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: str,
+        *,
+        has_cache: bool,
+        adapters: Mapping[str, Path],
+        settings: Mapping[str, Any],
+    ) -> None:
         self._vllm = import_engine("vllm")
         self.version: str = self._vllm.__version__
         defaults: dict[str, Any] = {
@@ -109,6 +120,13 @@ class Vllm:
             "skip_tokenizer_init": True,
             "enable_prefix_caching": has_cache,
         }
+        self._adapters: dict[str, Any] = {}
+        if adapters:
+            defaults |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": ADAPTER_RANK}
+            lora = importlib.import_module("vllm.lora.request").LoRARequest
+            self._adapters = {
+                name: lora(name, index, str(path)) for index, (name, path) in enumerate(adapters.items(), 1)
+            }
         self._llm = self._vllm.LLM(str(folder), **(defaults | dict(settings)))
         config = self._llm.llm_engine.vllm_config
         self.settings = dict(settings)
@@ -121,7 +139,9 @@ class Vllm:
             for n in n_new
         ]
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
-        answers = self._llm.generate(requests, sampling, use_tqdm=False)
+        names = names_in_turn(list(self._adapters), len(prompts))
+        loras = None if names is None else [self._adapters[name] for name in names]
+        answers = self._llm.generate(requests, sampling, use_tqdm=False, lora_request=loras)
         return [AnswerTokens(answer.outputs[0].token_ids, answer.num_cached_tokens or 0) for answer in answers]
 
     def flush_cache(self) -> bool:
@@ -134,7 +154,15 @@ class Vllm:
 class Sglang:
     """SGLang's ``Engine``."""
 
-    def __init__(self, folder: Path, dtype: str, *, has_cache: bool, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: str,
+        *,
+        has_cache: bool,
+        adapters: Mapping[str, Path],
+        settings: Mapping[str, Any],
+    ) -> None:
         sglang = import_engine("sglang")
         self.version: str = sglang.__version__
         defaults: dict[str, Any] = {
@@ -144,12 +172,17 @@ class Sglang:
             "disable_radix_cache": not has_cache,
             "log_level": "warning",
         }
+        self._adapters = list(adapters)
+        if adapters:
+            paths = {name: str(path) for name, path in adapters.items()}
+            defaults |= {"enable_lora": True, "lora_paths": paths, "max_loras_per_batch": len(adapters)}
         self._engine = sglang.Engine(model_path=str(folder), **(defaults | dict(settings)))
         self.settings = dict(settings) | read_attributes(self._engine.server_args, SGLANG_SETTINGS)
 
     def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[AnswerTokens]:
         sampling = [{"temperature": 0.0, "max_new_tokens": n, "ignore_eos": True} for n in n_new]
-        answers = self._engine.generate(input_ids=prompts, sampling_params=sampling)
+        names = names_in_turn(self._adapters, len(prompts))
+        answers = self._engine.generate(input_ids=prompts, sampling_params=sampling, lora_path=names)
         return [AnswerTokens(answer["output_ids"], answer["meta_info"]["cached_tokens"]) for answer in answers]
 
     def flush_cache(self) -> bool:
@@ -189,6 +222,7 @@ def main() -> None:
             "engine": engine,
             "mode": "offline",
             "cache": arguments.cache,
+            "adapters": arguments.adapters,
             "model": label_of(arguments),
             "settings": peer.settings,
             "first_token_s": first_token_s,
@@ -225,9 +259,10 @@ def parse_arguments() -> argparse.Namespace:
 def open_peer(arguments: argparse.Namespace, config: Config) -> Iterator[Peer]:
     with tempfile.TemporaryDirectory() as folder:
         peer: Peer = ENGINES[arguments.engine](
-            write_run_model(arguments, config, Path(folder), "cuda"),
+            write_run_model(arguments, config, Path(folder) / "model", "cuda"),
             config["torch_dtype"],
             has_cache=arguments.cache == "on",
+            adapters=write_run_adapters(arguments, config, Path(folder)),
             settings=arguments.settings,
         )
         try:

@@ -322,6 +322,44 @@ def write_weights(config: Config, folder: Path, device: str) -> None:
     (folder / "model.safetensors.index.json").write_text(index, encoding="utf-8")
 
 
+def write_adapter(config: Config, folder: Path, rank: int, seed: int, **fields: Any) -> Path:
+    """Writes a random LoRA adapter of all projections in PEFT's format, in bfloat16; returns its folder.
+
+    ``fields`` are added to its configuration.
+    """
+    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    n_queries, n_keys = (config[name] * head_dim for name in ("num_attention_heads", "num_key_value_heads"))
+    shapes = {
+        "self_attn.q_proj": (n_queries, hidden),
+        "self_attn.k_proj": (n_keys, hidden),
+        "self_attn.v_proj": (n_keys, hidden),
+        "self_attn.o_proj": (hidden, n_queries),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    generator, tensors = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
+    for layer in range(config["num_hidden_layers"]):
+        for name, (n_out, n_in) in shapes.items():
+            prefix = f"base_model.model.model.layers.{layer}.{name}"
+            for half, shape in (("A", (rank, n_in)), ("B", (n_out, rank))):
+                values = torch.randn(shape, generator=generator) * 0.02
+                tensors[f"{prefix}.lora_{half}.weight"] = values.bfloat16()
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    about = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": sorted(name.partition(".")[2] for name in shapes),
+        "bias": "none",
+        "base_model_name_or_path": "model",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(about | fields), encoding="utf-8")
+    return folder
+
+
 def write_tokenizer(n_tokens: int, folder: Path) -> None:
     """Writes a tokenizer whose token ``i`` is the word ``ti``, so that every id of the vocabulary has a text."""
     tokenizer = {

@@ -215,5 +215,17 @@ def test_adapters_take_time_and_are_loaded_beside_steps(tmp_path: Path) -> None:
     of_decode = [("lora decode", rows, kind) for rows in (4, 16) for kind in kinds]
     of_fewshot = [("lora fewshot", None, kind) for kind in ("off", "base", "8 adapters")]
     found = [(line["workload"], line.get("rows"), line.get("kind")) for line in lines]
-    assert found == [*of_decode, *of_fewshot, ("lora load", 4, None)]
-    assert lines[-1]["load_s"] > 0
+    activated = [("lora activated", None, kind) for kind in ("lora", "alora")]
+    assert found == [*of_decode, *of_fewshot, ("lora load", 4, None), *activated]
+    assert lines[-3]["load_s"] > 0
+    assert lines[-1]["times_lora"] < 0.5
+
+
+@pytest.mark.nightly
+def test_adapters_take_turns_in_a_workload(tmp_path: Path) -> None:
+    flags = ("--small", "--device", "cpu", "--workloads", "fewshot", "--adapters", "3")
+    (line,) = run("engine.py", tmp_path, *flags)
+    assert line["adapters"] == 3
+    assert line["hit_rate_pct"] == pytest.approx(100 * 48 / line["prompt_tokens"], abs=0.01), (
+        "one of eight requests follows one with its examples and its adapter"
+    )

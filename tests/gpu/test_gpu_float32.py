@@ -79,8 +79,10 @@ ROUNDING = 1e-4
 def test_scores_are_those_of_transformers(name: str, page_size: int, tmp_path: Path) -> None:
     """Runs chunked prompts beside decode rows, then the same requests mostly from the cache."""
     folder = save(tmp_path, **ARCHITECTURES[name])
-    # ids below 10 may end a message, where Gemma 4's cache would keep window pages instead of at the prompt's end
-    prompts = [[max(each, 10) for each in random_ids(n, seed=n)] for n in LENGTHS]
+    # Ids below 10 may end a message, where Gemma 4's cache would keep window pages instead of at the prompt's end.
+    # Other prompts, because two experts of qwen3-moe are nearly equal for a token of these: 2e-6 apart.
+    smallest = 10 if name.startswith("gemma4") else 0
+    prompts = [[max(each, smallest) for each in random_ids(n, seed=n)] for n in LENGTHS]
     with opened_in_float32(folder, page_size=page_size, max_num_batched_tokens=200) as llm:
         cold = llm.generate(prompts, greedy(24, logprobs=5, prompt_logprobs=5), use_tqdm=False)
         warm = llm.generate(prompts, greedy(24, logprobs=5), use_tqdm=False)

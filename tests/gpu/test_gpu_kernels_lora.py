@@ -169,7 +169,7 @@ def test_nothing_is_planned_outside_the_memory_of_blocks() -> None:
 
 def test_inputs_are_split_into_parts_that_are_worth_it() -> None:
     sizes = (4096, 10, 16), (4096, 33, 16), (100, 1, 16), (14_336, 20, 16), (4096, 500, 16), (4096, 20, 32)
-    assert [split_count(*each) for each in sizes] == [16, 4, 1, 8, 1, 4]
+    assert [split_count(*each) for each in sizes] == [16, 8, 1, 16, 1, 4]
 
 
 @on_device_only

@@ -63,7 +63,9 @@ def test_time_steps_are_exact_over_their_whole_range() -> None:
     _softplus[(1,)](x, out, SIZE=1024)
     expected = torch.log1p(x.double().exp())
     smallest = torch.finfo(torch.float32).tiny  # below it, float32 has fewer bits
-    assert ((out.double() - expected).abs() / expected.clamp_min(smallest)).max() < 1e-6
+    errors = (out.double() - expected).abs() / expected.clamp_min(smallest)
+    rounding = x.abs() * 2.0**-24  # of x * log2(e), from which a GPU computes exp(x)
+    assert (errors < 1e-6 + rounding).all()
 
 
 def test_padding_changes_no_state_and_gets_zeros() -> None:

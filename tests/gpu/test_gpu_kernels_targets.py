@@ -566,16 +566,20 @@ def test_layers_of_mamba2_fit(state_size: int, head_size: int, target: int) -> N
 
 @pytest.mark.parametrize("target", SHARED_BYTES)
 @pytest.mark.parametrize("rank", [16, 32, 64, 128])
+@pytest.mark.parametrize("n_parts", [1, 3])
 @pytest.mark.parametrize("n_rows", [16, 32])
-def test_products_of_adapters_fit(n_rows: int, rank: int, target: int) -> None:
-    common = {"MAX_RANK": rank, "PARTS": 2, "SPLITS": 8, "ROWS": n_rows, "RANKS": rank}
+def test_products_of_adapters_fit(n_rows: int, n_parts: int, rank: int, target: int) -> None:
+    common = {"MAX_RANK": rank, "PARTS": n_parts, "SPLITS": 8, "ROWS": n_rows, "RANKS": rank}
     integers = dict.fromkeys(["ranks", "count", "slots", "rows", "tiles"], "*i32")
     sizes = dict.fromkeys(["x_stride", "n_in", "out_stride", "slot_stride", "table_stride"], "i32")
     kinds = {**integers, **sizes, **dict.fromkeys(["x", "a", "b", "out"], "*bf16")}
     kinds |= dict.fromkeys(["sums", "scales"], "*fp32")
-    columns, n_stages = lora.shrink_tile(rank)
+    n_at_once = lora.parts_at_once(n_parts, rank)
+    at_once = 1 << (n_at_once * rank - 1).bit_length()
+    columns, n_stages = lora.shrink_tile(at_once)
+    of_shrink = {"COLUMNS": columns, "PARTS_AT_ONCE": n_at_once, "RANKS_AT_ONCE": at_once}
     for kernel, constants, options in (
-        (lora._shrink, {"COLUMNS": columns}, {"num_stages": n_stages}),
+        (lora._shrink, of_shrink, {"num_stages": n_stages}),
         (lora._expand, {"COLUMNS": 256, "ALIGNED": True}, {}),
     ):
         aligned = {name for name in kernel.function.arg_names if name in kinds} - {"table_stride"}

@@ -286,9 +286,10 @@ def test_steps_of_one_row_with_and_without_graphs_agree(
 
 
 def test_memory_of_adapters_is_free_after_shutdown(sensitive_folder: Path, folder: Path) -> None:
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    with opened(**with_adapters(sensitive_folder, folder)) as llm:
-        answers_of(llm, [random_ids(20, 1)], [SQL])
-        assert torch.cuda.memory_allocated() > before
+    for _ in range(2):  # cuBLAS keeps the workspace of 32 MiB that the first engine makes it take
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        with opened(**with_adapters(sensitive_folder, folder)) as llm:
+            answers_of(llm, [random_ids(20, 1)], [SQL])
+            assert torch.cuda.memory_allocated() > before
     assert torch.cuda.memory_allocated() <= before

@@ -174,7 +174,7 @@ def test_scores_of_fp8_checkpoints_are_those_of_the_dense_matrices(
 ) -> None:
     """As published, with gates of delta nets in 16 bits. Numbers of tokens of steps are no multiples of 4."""
     save_quantized(tmp_path, form, **{**SHAPE, **MODELS[model]})
-    check_against_cpu(model, tmp_path / "quantized", settings, 40.0, tmp_path / "dense")
+    check_fp8_against_cpu(model, tmp_path, settings)
 
 
 @two_gpus
@@ -183,8 +183,17 @@ def test_scores_of_fp8_checkpoints_on_two_gpus(
     model: str, form: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     save_quantized(tmp_path, form, **{**SHAPE, **MODELS[model], **WHOLE_PARTS})
-    settings = {"tensor_parallel_size": 2, **settings}
-    check_against_cpu(model, tmp_path / "quantized", settings, 40.0, tmp_path / "dense")
+    check_fp8_against_cpu(model, tmp_path, {"tensor_parallel_size": 2, **settings})
+
+
+def check_fp8_against_cpu(model: str, folder: Path, settings: dict[str, Any]) -> None:
+    """Compares a checkpoint that ``save_quantized`` saved.
+
+    Rounded inputs choose other experts where two are nearly equal. A CPU in float32 whose products round their
+    inputs to FP8 reports 75% of the likeliest tokens of these mixtures, and 99% of the dense model.
+    """
+    min_share = 0.7 if "num_experts" in MODELS[model] else 0.9
+    check_against_cpu(model, folder / "quantized", settings, 40.0, folder / "dense", min_share=min_share)
 
 
 def test_hits_of_an_fp8_checkpoint_have_the_bits_of_cold_prompts(tmp_path: Path) -> None:
@@ -198,12 +207,14 @@ def compare_scores(model: str, settings: dict[str, Any], noise: float, tmp_path:
     check_against_cpu(model, folder, settings, noise, folder)
 
 
-def check_against_cpu(model: str, folder: Path, settings: dict[str, Any], noise: float, oracle: Path) -> None:
+def check_against_cpu(
+    model: str, folder: Path, settings: dict[str, Any], noise: float, oracle: Path, *, min_share: float = 0.9
+) -> None:
     """Prompts in chunks beside answers, and answers in batches, teacher-forced on the CPU in float32."""
     prompts = [random_ids(n, seed=n) for n in (500, 1, 333, 64, 17)]
     with on_gpu(folder, max_num_batched_tokens=200, **settings) as llm:
         outputs = llm.generate(prompts, greedy(24, logprobs=20, prompt_logprobs=20), use_tqdm=False)
-    check_scores(f"{model} {settings}", outputs, oracle, noise)
+    check_scores(f"{model} {settings}", outputs, oracle, noise, min_share=min_share)
 
 
 def test_hits_have_the_bits_of_cold_prompts_whose_chunks_begin_at_the_same_places(folder: Path) -> None:

@@ -1,7 +1,8 @@
 """Kernels that add the products of adapters to rows of a product, for many adapters at once.
 
-The rows of an adapter are computed in blocks. One kernel multiplies a block with A, each program for some of the
-inputs, so that few rows use the whole GPU. The other one sums these parts in order, and multiplies the sum with B.
+The rows of an adapter are computed in blocks. One kernel multiplies a block with A of all matrices that the product
+stacks, each program for some of the inputs, so that few rows use the whole GPU. The other one adds these sums in
+order, and multiplies the total with B.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, pow
 
 MIN_RANKS = 16
 """Tensor cores need as many ranks: for lower ones the others are zero."""
-_PROGRAMS = 192
-"""About the programs of the first kernel. An H200 has 132 multiprocessors."""
+_RANKS_AT_ONCE = 64
+"""Ranks up to which a program of the first kernel computes all parts of a product, and so reads its inputs once."""
+_PROGRAMS = 400
+"""Most programs of the first kernel, if it splits inputs. An H200 has 132 multiprocessors."""
 _SPLITS = {16: (16, 8, 4), 32: (4,)}
 """Numbers of splits beside 1, the highest first, by rows of a block.
 
@@ -95,10 +98,13 @@ def add_adapters(x: Tensor, matrices: LoraMatrices, blocks: AdapterBlocks, out: 
     block of 16 rows for three parts of rank 16 in 16 splits.
     """
     ranks, n_parts = power_of_two(max(matrices.max_rank, MIN_RANKS)), matrices.n_parts
-    n_splits = split_count(matrices.n_in, n_parts * blocks.n_programs, blocks.n_rows)
+    n_at_once = parts_at_once(n_parts, ranks)
+    n_groups = n_parts // n_at_once
+    n_splits = split_count(matrices.n_in, n_groups * blocks.n_programs, blocks.n_rows)
     sums = x.new_empty(blocks.n_max * n_parts * n_splits * blocks.n_rows * ranks, dtype=torch.float32)
-    columns, n_stages = shrink_tile(ranks)
-    _shrink[blocks.n_programs, n_parts * n_splits](
+    at_once = power_of_two(n_at_once * ranks)
+    columns, n_stages = shrink_tile(at_once)
+    _shrink[blocks.n_programs, n_groups * n_splits](
         x,
         matrices.a,
         matrices.ranks,
@@ -115,6 +121,8 @@ def add_adapters(x: Tensor, matrices: LoraMatrices, blocks: AdapterBlocks, out: 
         SPLITS=n_splits,
         ROWS=blocks.n_rows,
         RANKS=ranks,
+        PARTS_AT_ONCE=n_at_once,
+        RANKS_AT_ONCE=at_once,
         COLUMNS=columns,
         num_warps=4,
         num_stages=n_stages,
@@ -145,6 +153,16 @@ def add_adapters(x: Tensor, matrices: LoraMatrices, blocks: AdapterBlocks, out: 
     )
 
 
+def parts_at_once(n_parts: int, ranks: int) -> int:
+    """Returns how many parts a program of the first kernel computes: all, or one.
+
+    Args:
+        n_parts: matrices that the product stacks.
+        ranks: of each, a power of two.
+    """
+    return n_parts if power_of_two(n_parts * ranks) <= _RANKS_AT_ONCE else 1
+
+
 def split_count(n_in: int, n_programs: int, n_rows: int) -> int:
     """Returns into how many parts inputs are split, which have 128 or more on average.
 
@@ -160,8 +178,14 @@ def split_count(n_in: int, n_programs: int, n_rows: int) -> int:
 
 
 def shrink_tile(ranks: int) -> tuple[int, int]:
-    """Returns the inputs that a program of the first kernel takes at once, and how many such are in flight."""
-    return (128, 4) if ranks <= 32 else (64, 3)
+    """Returns the inputs that a program of the first kernel takes at once, and how many such are in flight.
+
+    Args:
+        ranks: of all parts that it computes.
+    """
+    if ranks <= 32:
+        return 256, 3
+    return (128, 4) if ranks <= 64 else (64, 3)
 
 
 @CachedKernel
@@ -183,34 +207,38 @@ def _shrink(
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     RANKS: tl.constexpr,
+    PARTS_AT_ONCE: tl.constexpr,
+    RANKS_AT_ONCE: tl.constexpr,
     COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """Sums ``A @ x`` of blocks over some inputs: [blocks, PARTS, SPLITS, ROWS, RANKS] float32."""
     if OVERLAP:
         gdc_launch_dependents()
-    part, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
+    first_part, split = tl.program_id(1) // SPLITS * PARTS_AT_ONCE, tl.program_id(1) % SPLITS
     n_split = tl.cdiv(n_in, COLUMNS * SPLITS) * COLUMNS
     first = split * n_split
-    place, index, columns = tl.arange(0, ROWS), tl.arange(0, RANKS), tl.arange(0, COLUMNS)
+    place, rank_of_all, columns = tl.arange(0, ROWS), tl.arange(0, RANKS_AT_ONCE), tl.arange(0, COLUMNS)
+    part, index = first_part + rank_of_all // RANKS, rank_of_all % RANKS
+    is_part = rank_of_all < PARTS_AT_ONCE * RANKS
     n_blocks = tl.load(count)
     if OVERLAP:
         gdc_wait()
     for block in range(tl.program_id(0), n_blocks, tl.num_programs(0)):
         slot = tl.load(slots + block).to(tl.int64)
-        rank = tl.load(ranks + slot * table_stride + part)
-        if rank > 0:
+        rank = tl.load(ranks + slot * table_stride + part, is_part, 0)
+        if tl.max(rank, 0) > 0:
             row = tl.load(rows + block * ROWS + place)
             x_rows = x + row.to(tl.int64)[:, None] * x_stride
             a_rows = a + slot * slot_stride + (part * MAX_RANK + index)[None, :] * n_in
-            product = tl.zeros([ROWS, RANKS], tl.float32)
+            product = tl.zeros([ROWS, RANKS_AT_ONCE], tl.float32)
             for begin in range(first, tl.minimum(first + n_split, n_in), COLUMNS):
                 column = begin + columns
                 inputs = tl.load(x_rows + column[None, :], (row >= 0)[:, None] & (column < n_in)[None, :], 0.0)
                 matrix = tl.load(a_rows + column[:, None], (index < rank)[None, :] & (column < n_in)[:, None], 0.0)
                 product = tl.dot(inputs, matrix, product, input_precision="ieee")  # of float32
-            target = sums + ((block * PARTS + part) * SPLITS + split) * ROWS * RANKS
-            tl.store(target + place[:, None] * RANKS + index[None, :], product)
+            target = sums + ((block * PARTS + part) * SPLITS + split) * ROWS * RANKS + index
+            tl.store(target[None, :] + place[:, None] * RANKS, product, is_part[None, :])
 
 
 @CachedKernel
