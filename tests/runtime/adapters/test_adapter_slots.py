@@ -281,8 +281,9 @@ class Slots(RuleBasedStateMachine):
         self.has_tenants = has_tenants
         self.front = SlotFrontend(
             n_slots,
-            n_pages=32,
+            n_pages=20,
             max_num_seqs=4,
+            num_reserved_decode_tokens=0,
             tenants=TENANTS if has_tenants else (),
             schedule_policy=policy,
             queue_timeout_s=8.0,
@@ -319,7 +320,7 @@ class Slots(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.front.now += seconds
 
-    @rule(n_turns=st.integers(1, 6))
+    @rule(n_turns=st.integers(1, 12))
     def turn(self, n_turns: int) -> None:
         self.front.turn(n_turns)
 
