@@ -551,8 +551,8 @@ class LLM:
             load_inplace: whether it may replace an adapter of this name; without it such a name is refused.
 
         Raises:
-            InvalidRequest: the name is taken, the folder has no adapter that fits the model, or ``max_loras`` are
-                loaded.
+            InvalidRequest: the name is taken, the folder has no adapter that fits the model, or as many are loaded
+                as can be.
         """
         self._adapters.load(lora_name, str(lora_path), in_place=load_inplace)
 

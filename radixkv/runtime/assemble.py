@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ from radixkv.wire.cache_messages import BeginPause, CloseSession, EndPause, Paus
 from radixkv.wire.messages import WIRE_VERSION, Ready
 
 if TYPE_CHECKING:
+    from radixkv.runtime.adapters.slots import AdapterSlots
     from radixkv.runtime.events.log import EventLog
     from radixkv.runtime.pauses.pauses import Pauses
     from radixkv.runtime.tiers.host_tier import HostTier
@@ -70,6 +72,7 @@ def open_scheduler(
     tenants: Sequence[TenantConfig] = (),
     host_tier: HostTier | None = None,
     loads_ahead: bool = False,
+    adapter_slots: AdapterSlots | None = None,
     drafts: Drafts | None = None,
     states: States | None = None,
     returns: Returns | None = None,
@@ -87,6 +90,7 @@ def open_scheduler(
         tenants: who may send requests; none: all requests are of one, and no order but theirs counts.
         host_tier: copies pages to and from the host tier; None without one.
         loads_ahead: whether it does so for waiting requests before their turn.
+        adapter_slots: for which requests wait; None: steps can have all adapters.
         drafts: guesses the tokens that follow; None: nothing does.
         states: those of recurrent layers in the tree; None: there are none.
         returns: the conversations that are expected back; None: nobody looks for them.
@@ -103,6 +107,8 @@ def open_scheduler(
         shares, queue = open_shares(cache, tenants, limits.max_num_seqs, open_queue, lpm_window)
     else:
         shares, queue = Shares(), open_queue()
+    if adapter_slots is not None:
+        queue = adapter_slots.open_queue(queue)
     headroom = Headroom()
     if admission == "expected":
         headroom = ExpectedHeadroom(
@@ -115,7 +121,7 @@ def open_scheduler(
         from radixkv.runtime.tiers.memory_tiers import MemoryTiers
 
         tiers = MemoryTiers(cache, queue, host_tier, clock, loads_ahead=loads_ahead)
-    return Scheduler(
+    scheduler = Scheduler(
         cache,
         limits,
         queue,
@@ -128,6 +134,10 @@ def open_scheduler(
         shared_prefixes=SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None,
         clock=clock,
     )
+    if adapter_slots is not None:
+        running = scheduler.running
+        adapter_slots.watch(lambda: chain(running, running.releasing, tiers.requests()))
+    return scheduler
 
 
 def assemble_loop(
@@ -213,6 +223,7 @@ def assemble_loop(
         intake,
         scheduler,
         gate,
+        adapters,
         find_pin=pins.find,
         others={
             Pin: partial(pin, intake, pins),

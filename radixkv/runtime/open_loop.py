@@ -33,6 +33,7 @@ from radixkv.tree.states import BLOCK_TOKENS
 from radixkv.wire.adapter_messages import ServedAdapter
 
 if TYPE_CHECKING:
+    from radixkv.runtime.adapters.slots import AdapterSlots
     from radixkv.runtime.pauses.pauses import Pauses
 
 logger = logging.getLogger(__name__)
@@ -156,9 +157,14 @@ def open_loop(
 
             pauses = Pauses(cache)
         adapters: Adapters | None = None
+        adapter_slots: AdapterSlots | None = None
         if executor.adapters is not None:
             from radixkv.runtime.adapters.loading import LoadableAdapters
 
+            if settings.max_loras is not None:
+                from radixkv.runtime.adapters.slots import AdapterSlots
+
+                adapter_slots = AdapterSlots(executor.adapters, settings.max_loras)
             served = [
                 ServedAdapter(one.name, one.path, one.digest, one.invocation_tokens) for one in settings.adapters
             ]
@@ -166,7 +172,8 @@ def open_loop(
                 executor.adapters,
                 served,
                 resolved.max_adapters,
-                is_default=config.adapters.max_adapters is None,
+                is_default=config.adapters.max_cpu_loras is None,
+                slots=adapter_slots,
                 marks=cache.tree.marks,
             )
             on_failure.callback(adapters.close)
@@ -180,6 +187,7 @@ def open_loop(
             tenants=config.tenants,
             host_tier=host_tier,
             loads_ahead=config.cache.load_ahead,
+            adapter_slots=adapter_slots,
             drafts=drafts,
             states=states,
             returns=pauses,

@@ -447,47 +447,40 @@ class AdapterConfig:
     )
     max_loras: int | None = setting(
         None,
-        "maximum number of adapters that are loaded at once (default: no limit on the CPU; a GPU has room for 8, "
-        "or for all of --lora-modules)",
+        "maximum number of adapters in a step; requests of others wait for their turn (default: 8 on a GPU, which "
+        "has memory for so many; no limit on the CPU)",
         COUNT,
         "ADAPTERS",
         aliases="max_loras_per_batch",
     )
-    """All adapters of an engine can be in one step."""
     max_lora_rank: int = setting(16, "maximum rank of an adapter (default: %(default)s)", COUNT, "RANK")
     max_cpu_loras: int | None = setting(
         None,
-        "maximum number of adapters in host memory, where all are in this release (default: --max-loras)",
+        "maximum number of adapters that are loaded at once, in host memory (default: no limit on the CPU; on a "
+        "GPU 64, or --max-loras or the number of --lora-modules if that is more)",
         COUNT,
         "ADAPTERS",
         aliases="max_loaded_loras",
     )
-    """All adapters of an engine are."""
 
     def __post_init__(self) -> None:
         check_settings(self)
         n_adapters = len(self.lora_modules)
-        for name in ("max_loras", "max_cpu_loras"):
-            limit = vars(self)[name]
-            if limit is not None and limit < n_adapters:
-                raise ConfigError(
-                    f"{name} {limit} is less than the {n_adapters} adapters of lora_modules, which are all kept in "
-                    "memory in this release; set it higher, or give fewer adapters"
-                )
+        if self.max_cpu_loras is not None and self.max_cpu_loras < n_adapters:
+            raise ConfigError(
+                f"max_cpu_loras {self.max_cpu_loras} is less than the {n_adapters} adapters of lora_modules, which "
+                "are all kept in host memory; set it higher, or give fewer adapters"
+            )
         if self.max_loras is not None and self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ConfigError(
-                f"max_cpu_loras {self.max_cpu_loras} is less than max_loras {self.max_loras}; set it higher"
+                f"max_cpu_loras {self.max_cpu_loras} is less than max_loras {self.max_loras}, and all adapters are "
+                "in host memory; set it higher"
             )
 
     @property
     def has_adapters(self) -> bool:
         """Whether requests may have adapters."""
         return self.enable_lora or bool(self.lora_modules)
-
-    @property
-    def max_adapters(self) -> int | None:
-        """Most adapters that are loaded at once; None: the device's default."""
-        return self.max_cpu_loras if self.max_loras is None else self.max_loras
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 
-WIRE_VERSION = 34
+WIRE_VERSION = 35
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20

@@ -235,12 +235,18 @@ class ReplicaStats(msgspec.Struct, frozen=True):
 
 
 class AdapterStats(msgspec.Struct, frozen=True):
-    """Gauges of adapters."""
+    """Gauges of adapters, and a counter."""
 
     n_adapters: int = 0
     """Names that requests may ask for."""
     n_bytes: int = 0
     """Memory of the weights, also of unloaded adapters whose requests still run; those of equal adapters once."""
+    n_in_slots: int | None = None
+    """Adapters that steps can have now, equal ones once; None: there are no slots, and steps can have all."""
+    slot_loads_total: int = 0
+    """How often an adapter got a slot."""
+    n_waiting: int = 0
+    """Requests that wait for a slot of their adapter."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):

@@ -17,7 +17,7 @@ from radixkv.checkpoints.adapters.config import AdapterConfig
 from radixkv.checkpoints.adapters.targets import Targets
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.weights.adapter_matrices import adapter_pair
+from radixkv.runtime.device.weights.adapter_matrices import AdapterMatrices
 from radixkv.runtime.device.weights.shapes import tensor_shapes
 from support.adapters import write_adapter
 from support.checkpoints import save_checkpoint
@@ -96,7 +96,7 @@ def test_modules_are_those_of_peft(tmp_path: Path, case: Case) -> None:
     for name, layer in layers.items():
         a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
         assert folder.modules[name] == (len(a), a.shape[1], len(b), layer.scaling["default"])
-        stored = adapter_pair(folder, name)
+        stored = AdapterMatrices(folder).pair(name)
         assert torch.equal(stored[0], a)
         assert torch.equal(stored[1], b)
         recorded[name.removeprefix(LAYERS)] = (len(a), layer.scaling["default"])
@@ -110,7 +110,7 @@ def test_a_product_is_that_of_peft(tmp_path: Path, dtype: torch.dtype) -> None:
     model.save_pretrained(tmp_path)
     folder = AdapterFolder.open(tmp_path, max_rank=8)
     for name, layer in _layers(model).items():
-        a, b = adapter_pair(folder, name)
+        a, b = AdapterMatrices(folder).pair(name)
         x = torch.randn(7, a.shape[1], dtype=dtype)
         expected = layer(x) - layer.base_layer(x)
         assert a.dtype == dtype

@@ -53,7 +53,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(sensitive: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     errors = tmp_path_factory.mktemp("server") / "errors"
-    flags = ("--enable-lora", "--lora-dir", str(folder), "--max-loras", "2", "--restart-runtime", "--api-key", KEY)
+    flags = (
+        "--enable-lora",
+        "--lora-dir",
+        str(folder),
+        "--max-cpu-loras",
+        "2",
+        "--restart-runtime",
+        "--api-key",
+        KEY,
+    )
     with serving(sensitive, errors, *flags, key=KEY) as live:
         yield live
         wait_for(live.is_idle, "pages or requests are left")
@@ -228,7 +237,7 @@ def test_wrong_uses(server: LiveServer, adapters: Path, folder: Path) -> None:
     assert load(server, "second", "mine").status_code == 200
     reply = load(server, "third", "mine")
     assert reply.status_code == 400
-    assert "one more than max_loras 2; unload one of 'mine', 'second'" in reply.text
+    assert "one more than max_cpu_loras 2; unload one of 'mine', 'second'" in reply.text
     reply = unload(server, "third")
     assert reply.status_code == 404
     assert "loaded: 'mine', 'second'" in reply.text

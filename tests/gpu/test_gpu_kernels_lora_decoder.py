@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import shutil
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import pytest
@@ -15,29 +14,34 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.checkpoints.adapters import AdapterFolder
-from radixkv.errors import CheckpointError
 from radixkv.runtime.adapters.loading import LoadableAdapters
+from radixkv.runtime.adapters.slots import AdapterSlots
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.device.adapters.base_model import BaseModel
 from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
 from radixkv.runtime.device.adapters.cuda.layers import LoraLinear
 from radixkv.runtime.device.adapters.cuda.loaded import CudaAdapters
-from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory, SlotTables
+from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory
 from radixkv.runtime.device.adapters.cuda.operations import CudaLoraOperations
-from radixkv.runtime.device.adapters.targets import fitted, target_shapes
+from radixkv.runtime.device.adapters.targets import target_shapes
 from radixkv.runtime.device.model.decoder import OutputTokens
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import Fp8Rows, Operations, Rows, RowScales, as_tensor
 from radixkv.runtime.device.ops.cuda.fp8_rows import quantize_rows
 from radixkv.runtime.device.ops.cuda.layers import CudaLinear, Mlp
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
+from radixkv.runtime.device.weights.adapter_matrices import AdapterMatrices
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK
 from radixkv.runtime.device.weights.layer_weights import NormWeights
 from radixkv.runtime.finished import wait_readable
+from radixkv.runtime.request import ActiveAdapter, Request
+from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.tree.marks import Marks
-from radixkv.wire.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, UnloadAdapter
-from radixkv.wire.messages import Failed, FromRuntime
+from radixkv.tree.node import Namespace
+from radixkv.wire.adapter_messages import AdapterLoaded, LoadAdapter
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle
-from support.lora import linear_modules, merge, save_adapter
+from support.lora import linear_modules, merge, put_in_slot, save_adapter
 
 pytestmark = on_kernels
 KINDS = ("llama3", "gemma3", "opt", "mixtral", "qwen3.5")
@@ -52,16 +56,20 @@ class AdaptedWorld(World):
         super().__init__(checkpoint, self._with_adapters)
         self.memory.allocate()
         for folder in folders:
-            self.adapters.prepare(self.opened(folder)).put()
+            self.put(folder)
 
-    def opened(self, folder: Path) -> AdapterFolder:
-        return fitted(AdapterFolder.open(folder, max_rank=RANK), self.config)
+    def opened(self, folder: Path) -> AdapterMatrices:
+        return self.base.matrices(AdapterFolder.open(folder, max_rank=RANK))
+
+    def put(self, folder: Path) -> str:
+        """Loads an adapter into a free slot; returns its digest."""
+        return put_in_slot(self.adapters, self.adapters.prepare(self.opened(folder)))
 
     def _with_adapters(self, operations: CudaOperations, config: DecoderConfig) -> Operations:
         device, dtype = torch.device(DEVICE), torch.float32
-        self.config = config
+        self.base = BaseModel.of(config)
         self.memory = AdapterMemory(N_SLOTS, RANK, dtype, device)
-        self.adapters = CudaAdapters(self.memory, config, dtype, max_rank=RANK, stream=None)
+        self.adapters = CudaAdapters(self.memory, self.base, dtype, max_rank=RANK, stream=None)
         self.step = StepAdapters(self.adapters.slots, max_tokens=128, max_rows=8, n_slots=N_SLOTS, device=device)
         self.operations = CudaLoraOperations(
             operations, config.activation, target_shapes(config), self.memory, self.step
@@ -109,105 +117,80 @@ def test_the_decoder_agrees_with_merged_models(checkpoint: Checkpoint, tmp_path:
 
 
 @pytest.mark.parametrize("checkpoint", ["llama3"], indirect=True)
-def test_slots_come_and_go(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_adapters_take_turns_in_slots(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Host memory keeps those that have lost their slot; copies that nobody waits for take none."""
     oracle = load_oracle(checkpoint)
     modules = linear_modules(oracle)
     folders = [
-        save_adapter(tmp_path / str(seed), oracle, modules[seed::2], seed=seed, rank=2 + seed) for seed in range(4)
+        save_adapter(tmp_path / str(seed), oracle, modules[seed::2], seed=seed, rank=2 + seed) for seed in range(3)
     ]
-    world = AdaptedWorld(checkpoint, *folders[:3])
+    merged = [merge(load_oracle(checkpoint), folder) for folder in folders]
+    world = AdaptedWorld(checkpoint, *folders[:2])
+    adapters = world.adapters
     digests = [world.opened(folder).digest for folder in folders]
-    assert list(world.adapters.sizes) == digests[:3]
-    with pytest.raises(CheckpointError, match="room for 3 adapters"):
-        world.adapters.prepare(world.opened(folders[3]))
-    world.adapters.remove(digests[1])
-    world.adapters.prepare(world.opened(folders[3])).discard()
-    world.adapters.prepare(world.opened(folders[3])).put()
-    assert world.adapters.slots == {digests[0]: 0, digests[2]: 2, digests[3]: 1}
-    with torch.inference_mode():
-        for index in (0, 2, 3):
-            merged = merge(load_oracle(checkpoint), folders[index])(torch.tensor([world.ids])).logits[0]
-            world.plan(digests[index])
-            world.check(world.decoder(world.inputs, world.pool, world.attention()), merged)
+    for folder in folders[2:]:
+        adapters.prepare(world.opened(folder)).discard()
+        adapters.prepare(world.opened(folder)).put()
+        shutil.rmtree(folder)
+    assert list(adapters.sizes) == digests
+
+    def check(*in_slots: int) -> None:
+        assert adapters.slots.keys() == {digests[index] for index in in_slots}
+        assert len(set(adapters.slots.values())) == len(in_slots)
+        with torch.inference_mode():
+            for index in in_slots:
+                world.plan(digests[index])
+                expected = merged[index](torch.tensor([world.ids])).logits[0]
+                world.check(world.decoder(world.inputs, world.pool, world.attention()), expected)
+
+    in_slots = [0, 1]
+    for index in (2, 0):
+        copy = adapters.copy(digests[index])  # into the third slot, while the two others can be in use
+        copy.fill()
+        check(*in_slots)
+        adapters.withdraw(digests[in_slots.pop(0)])
+        copy.put()
+        in_slots.append(index)
+        unused = adapters.copy(digests[1])
+        unused.fill()
+        unused.discard()
+    check(2, 0)
+    adapters.remove(digests[1])
+    assert list(adapters.sizes) == [digests[0], digests[2]]
 
 
 @pytest.mark.parametrize("checkpoint", ["llama3"], indirect=True)
-def test_an_adapter_that_is_read_again_has_one_slot(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """Also if it is removed between the second read and the turn that puts it."""
+def test_a_loop_copies_adapters_into_slots(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Both get the one slot in turn."""
     oracle = load_oracle(checkpoint)
     modules = linear_modules(oracle)
-    folders = [save_adapter(tmp_path / str(seed), oracle, modules, seed=seed, rank=RANK) for seed in range(N_SLOTS)]
-    world = AdaptedWorld(checkpoint, *folders)  # no slot is free
-    digest = world.opened(folders[0]).digest
-    again = [world.adapters.prepare(world.opened(folders[0])) for _ in range(2)]
-    again[0].discard()
-    world.adapters.remove(digest)
-    other = save_adapter(tmp_path / "other", oracle, modules, seed=9, rank=RANK)
-    with pytest.raises(CheckpointError, match="room for 3 adapters"):
-        world.adapters.prepare(world.opened(other))
-    again[1].put()
-    with torch.inference_mode():
-        merged = merge(load_oracle(checkpoint), folders[0])(torch.tensor([world.ids])).logits[0]
-        world.plan(digest)
-        world.check(world.decoder(world.inputs, world.pool, world.attention()), merged)
-    world.adapters.remove(digest)
-    world.adapters.prepare(world.opened(other)).put()
-    assert len(world.adapters.slots) == N_SLOTS
-
-
-@pytest.mark.parametrize("checkpoint", ["llama3"], indirect=True)
-def test_an_adapter_that_two_threads_read_at_once_has_one_slot(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    oracle = load_oracle(checkpoint)
-    modules = linear_modules(oracle)
-    folders = [save_adapter(tmp_path / str(seed), oracle, modules, seed=seed, rank=RANK) for seed in range(N_SLOTS)]
+    folders = [save_adapter(tmp_path / name, oracle, modules, seed=seed) for seed, name in enumerate("ab")]
     world = AdaptedWorld(checkpoint)
-    may_write, write = Event(), world.memory.write
-
-    def slow_write(slot: int, folder: AdapterFolder) -> SlotTables:
-        may_write.wait()
-        return write(slot, folder)
-
-    monkeypatch.setattr(world.memory, "write", slow_write)
-    with ThreadPoolExecutor(2) as threads:
-        reads = [threads.submit(world.adapters.prepare, world.opened(folders[0])) for _ in range(2)]
-        may_write.set()
-    for folder in folders[1:]:
-        world.adapters.prepare(world.opened(folder)).put()
-    first, second = (read.result() for read in reads)
-    first.put()
-    second.discard()
-    assert len(world.adapters.slots) == N_SLOTS
-
-
-@pytest.mark.parametrize("checkpoint", ["llama3"], indirect=True)
-def test_a_replaced_adapter_comes_back_while_its_requests_run(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """With room for one adapter and a spare one, which the adapter in between has."""
-    oracle = load_oracle(checkpoint)
-    modules = linear_modules(oracle)
-    a, b, c = [save_adapter(tmp_path / name, oracle, modules, seed=seed) for seed, name in enumerate("abc")]
-    world = AdaptedWorld(checkpoint)
-    adapters, used = LoadableAdapters(world.adapters, max_adapters=N_SLOTS - 1, marks=Marks()), set[str]()
-    world.adapters.prepare(world.opened(save_adapter(tmp_path / "d", oracle, modules, seed=9))).put()  # one is left
-
-    def load(name: str, folder: Path) -> FromRuntime:
-        assert adapters.receive(LoadAdapter(name, name, str(folder), in_place=True)) == []
+    slots = AdapterSlots(world.adapters, N_SLOTS - 2)
+    adapters = LoadableAdapters(world.adapters, slots=slots, marks=Marks())
+    queue = slots.open_queue(WaitingQueue(PageCache(8, 4), policy="fcfs", window=8, max_passes=8))
+    for folder in folders:
+        assert adapters.receive(LoadAdapter(folder.name, folder.name, str(folder))) == []
         wait_readable(adapters.descriptors(), None)
-        (reply,) = adapters.advance(used.__contains__)
-        return reply
-
-    used.add(world.opened(a).digest)
-    for folder in (a, b, a, b):
-        assert isinstance(load("one", folder), AdapterLoaded)
-    assert isinstance(load("two", a), AdapterLoaded), "another name for files that are loaded takes no slot"
-    refused = load("one", c)
-    assert isinstance(refused, Failed)
-    assert "perhaps by unloaded ones whose requests still run" in refused.text
-    assert adapters.receive(UnloadAdapter("u", "two")) == [AdapterUnloaded("u")]
-    used.clear()
-    assert adapters.advance(used.__contains__) == []
-    assert isinstance(load("one", c), AdapterLoaded)
+        (reply,) = adapters.advance(lambda digest: False)
+        assert isinstance(reply, AdapterLoaded)
+    assert not world.adapters.slots
+    for number, folder in enumerate([*folders, folders[0]]):
+        digest = world.opened(folder).digest
+        active = ActiveAdapter(digest)
+        request = Request(str(number), Namespace(), bytearray(4), 1, 1, adapter=active, order=(0, number))
+        queue.add(request)
+        assert not queue.may_start(request)
+        adapters.advance(lambda digest: True)
+        wait_readable(adapters.descriptors(), None)
+        adapters.advance(lambda digest: True)
+        assert queue.may_start(request)
+        assert world.adapters.slots.keys() == {digest}
+        with torch.inference_mode():
+            merged = merge(load_oracle(checkpoint), folder)(torch.tensor([world.ids])).logits[0]
+            world.plan(digest)
+            world.check(world.decoder(world.inputs, world.pool, world.attention()), merged)
+        queue.remove(request)
     adapters.close()
 
 

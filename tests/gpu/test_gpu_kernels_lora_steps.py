@@ -15,6 +15,7 @@ import torch
 from kernel_support import DEVICE, on_kernels
 
 from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.runtime.device.adapters.base_model import BaseModel
 from radixkv.runtime.device.adapters.cuda.opened import OpenedAdapters
 from radixkv.runtime.device.adapters.sources import open_adapter
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
@@ -34,7 +35,7 @@ from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.step.plan import Row, StepPlan
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, GREEDY, load_oracle, random_ids, tokens_of
-from support.lora import linear_modules, merge, save_adapter
+from support.lora import linear_modules, merge, put_in_slot, save_adapter
 from support.poison import poison
 
 pytestmark = [*on_kernels, pytest.mark.skipif(DEVICE == "cuda", reason="its graphs and streams are not real ones")]
@@ -68,7 +69,8 @@ class World:
         with torch.inference_mode():
             with open_weights(checkpoint, load_format="auto", dtype=torch.float32, device=device) as weights:
                 config = weights.config
-                opened = OpenedAdapters(settings, config, CudaOperations(config, 64, device), torch.float32, stream)
+                base = BaseModel.of(config)
+                opened = OpenedAdapters(settings, base, CudaOperations(config, 64, device), torch.float32, stream)
                 decoder = Decoder(weights, opened.operations)
             opened.load()
             layout, heads = StagingLayout(), config.heads[config.attention_layers[0]]
@@ -96,14 +98,13 @@ class World:
             assert self.runner.measure_largest() == 0
         self.digests = [""]
         for one in folders:  # loaded before graphs are captured, and after
-            prepared = self.adapters.prepare(open_adapter("one", str(one), RANK, config))
-            prepared.put()
-            self.digests.append(prepared.digest)
+            prepared = self.adapters.prepare(open_adapter("one", str(one), RANK, base))
+            self.digests.append(put_in_slot(self.adapters, prepared))
             with torch.inference_mode():
                 self.runner.capture(self.runner.decode_sizes)
                 self.runner.capture_piecewise(self.runner.piecewise_sizes[:1])
         self.packer = Packer(
-            settings, N_PAGES, 64, count_split=self.runner.count_split, adapters=self.adapters.sizes
+            settings, N_PAGES, 64, count_split=self.runner.count_split, adapters=self.adapters.slots
         )
         self.ids = random_ids(N_TOKENS, 1)
         models = [oracle, *(merge(load_oracle(checkpoint), one) for one in folders)]

@@ -204,10 +204,10 @@ def test_steps_without_adapters_keep_their_bits(
 
 
 def test_adapters_come_and_go_in_few_slots(sensitive_folder: Path, folder: Path, one_by_one: LLM) -> None:
-    """Each name takes the slot that another has left, and graphs go on."""
+    """Each name takes the slot that another has left, and graphs go on; requests for both take turns."""
     prompts = [random_ids(50, seed) for seed in range(6)]
     expected = {request: alone_of(one_by_one, prompts, [request] * 6) for request in (SQL, LAW)}
-    settings = {"enable_lora": True, "max_loras": 1, "attention_backend": "triton"}
+    settings = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "attention_backend": "triton"}
     with opened(sensitive_folder, **settings) as llm:
         for index in range(12):
             request = (SQL, LAW)[index % 2]
@@ -215,8 +215,13 @@ def test_adapters_come_and_go_in_few_slots(sensitive_folder: Path, folder: Path,
             llm.flush_cache()
             found = answers_of(llm, prompts, [LoRARequest("one")] * 6)
             check_same_answers(expected[request], found, tolerance=NEAR_TIE)
-        with pytest.raises(InvalidRequest, match="max_loras 1"):
-            llm.load_lora_adapter("two", folder / "law")
+        llm.load_lora_adapter("two", folder / "sql")  # beside law
+        with pytest.raises(InvalidRequest, match="max_cpu_loras 2"):
+            llm.load_lora_adapter("three", folder / "law")
+        requests = [LoRARequest(name) for name in ("one", "two", "one", "two", "two", "one")]
+        found = answers_of(llm, prompts, requests)
+        alone = [expected[LAW if one.lora_name == "one" else SQL][index] for index, one in enumerate(requests)]
+        check_same_answers(alone, found, tolerance=NEAR_TIE)
 
 
 def test_loads_and_unloads_beside_running_answers(sensitive_folder: Path, folder: Path, one_by_one: LLM) -> None:

@@ -284,13 +284,16 @@ def test_requests_for_unknown_adapters_are_refused(llm: LLM, folders: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "error", "text"),
     [
-        ({"lora_modules": {"a": "x", "b": "y"}, "max_loras": 1}, ConfigError, "max_loras 1 is less than the 2"),
+        (
+            {"lora_modules": {"a": "x", "b": "y"}, "max_cpu_loras": 1},
+            ConfigError,
+            "max_cpu_loras 1 is less than the 2",
+        ),
         ({"max_loras": 2, "max_cpu_loras": 1}, ConfigError, "max_cpu_loras 1 is less than max_loras 2"),
         ({"max_lora_rank": 3}, CheckpointError, "adapter 'sql': .* rank 4, above the limit of 3"),
         ({"lora_modules": ["a=x", "a=y"]}, ConfigError, "lora_modules has two adapters of the name 'a'"),
         ({"lora_modules": ["=x"]}, ConfigError, "lacks a name or a folder"),
         ({"lora_modules": {"a": "/nowhere"}}, CheckpointError, "adapter 'a': /nowhere"),
-        ({"tensor_parallel_size": 2}, ConfigError, "adapters run without ranks"),
         ({"task": "embed"}, ConfigError, "adapters only generate"),
     ],
 )

@@ -98,11 +98,11 @@ def test_equal_adapters_have_one_copy_of_the_weights(llm: LLM, folders: Path, ex
 
 
 def test_wrong_uses(folders: Path) -> None:
-    with opened(folders, max_loras=1) as llm:
+    with opened(folders, max_cpu_loras=1) as llm:
         llm.load_lora_adapter("sql", folders / "sql")
         for name, path, text in (
             ("sql", "sql", "'sql' is loaded already; .*load_inplace"),
-            ("law", "law", "'law' would be one more than max_loras 1; unload one of 'sql'"),
+            ("law", "law", "'law' would be one more than max_cpu_loras 1; unload one of 'sql'"),
         ):
             with pytest.raises(InvalidRequest, match=text):
                 llm.load_lora_adapter(name, folders / path)

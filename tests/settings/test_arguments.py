@@ -217,7 +217,7 @@ def test_every_setting_has_a_flag():
         (["--stream-interval", "4"], "--stream-interval "),
         (["--task", "classify"], "task 'classify' is not supported"),
         (["-O3"], "-O "),
-        (["--lora-modules", "a=b", "c=d", "--max-loras", "1"], "max_loras 1 is less than the 2 adapters"),
+        (["--lora-modules", "a=b", "c=d", "--max-cpu-loras", "1"], "max_cpu_loras 1 is less than the 2 adapters"),
         (["--lora-modules", "a=b", "a=d"], "lora_modules has two adapters of the name 'a'"),
         (["--lora-modules", "a="], "lacks a name or a folder"),
         (["--lora-modules", '{"name": 1, "path": "b"}'], "is no adapter; give NAME=FOLDER"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 
 from radixkv.errors import CheckpointError
 from radixkv.runtime.adapters.loading import LoadableAdapters
+from radixkv.runtime.adapters.slots import AdapterSlots
 from radixkv.tree.marks import Marks
 from radixkv.wire.adapter_messages import ServedAdapter
 
@@ -33,6 +35,27 @@ class FakeRead:
 
 
 @dataclass
+class FakeCopy:
+    digest: str
+    device: FakeDeviceAdapters
+    is_filled: bool = False
+
+    def fill(self) -> None:
+        assert not self.is_filled
+        self.is_filled = True
+
+    def put(self) -> None:
+        assert self.is_filled
+        assert self.digest not in self.device.in_slots, "put twice"
+        self.device.in_slots.add(self.digest)
+        self.device.n_copied -= 1
+        self.device.check_slots()
+
+    def discard(self) -> None:
+        self.device.n_copied -= 1
+
+
+@dataclass
 class FakeDeviceAdapters:
     folders: Mapping[str, str] = field(default_factory=dict)
     """The digest of each folder that is an adapter."""
@@ -44,6 +67,12 @@ class FakeDeviceAdapters:
     launched: Callable[[], Collection[str]] = tuple
     """Returns the digests of the rows of launched steps, which the device may still have to compute."""
 
+    n_slots: int | None = None
+    """Adapters that steps can have."""
+    in_slots: set[str] = field(default_factory=set)
+    n_copied: int = 0
+    """Copies that were neither put nor discarded."""
+
     def read(self, name: str, path: str) -> FakeRead:
         if path not in self.folders:
             raise CheckpointError(f"adapter {name!r}: {path} has no adapter_config.json")
@@ -53,12 +82,36 @@ class FakeDeviceAdapters:
 
     def remove(self, digest: str) -> None:
         assert digest not in self.launched(), "a launched step would be computed without it"
+        assert digest not in self.in_slots
         del self.sizes[digest]
+
+    def copy(self, digest: str) -> FakeCopy:
+        assert digest in self.sizes, "what is not loaded cannot be copied"
+        assert digest not in self.in_slots, "it has a slot"
+        self.n_copied += 1
+        assert self.n_copied == 1, "there is one spare slot"
+        return FakeCopy(digest, self)
+
+    def withdraw(self, digest: str) -> None:
+        assert digest not in self.launched(), "a launched step would be computed without it"
+        self.in_slots.remove(digest)
+
+    def check_slots(self) -> None:
+        """Checks that the slots suffice, and that all rows of launched steps have theirs."""
+        assert self.n_slots is not None
+        assert len(self.in_slots) <= self.n_slots
+        assert set(self.launched()) - {""} <= self.in_slots
 
 
 def fake_adapters(
-    *adapters: ServedAdapter, folders: Mapping[str, str] | None = None, max_adapters: int | None = None
+    *adapters: ServedAdapter,
+    folders: Mapping[str, str] | None = None,
+    max_adapters: int | None = None,
+    n_slots: int | None = None,
+    clock: Callable[[], float] = monotonic,
 ) -> LoadableAdapters:
     """Returns adapters of a loop; ``folders`` are those that can be loaded."""
-    device = FakeDeviceAdapters(folders or {}, {adapter.digest: N_BYTES for adapter in adapters})
-    return LoadableAdapters(device, adapters, max_adapters, marks=Marks())
+    sizes = {adapter.digest: N_BYTES for adapter in adapters}
+    device = FakeDeviceAdapters(folders or {}, sizes, n_slots=n_slots)
+    slots = None if n_slots is None else AdapterSlots(device, n_slots, clock)
+    return LoadableAdapters(device, adapters, max_adapters, slots=slots, marks=Marks())

@@ -88,7 +88,12 @@ class Frontend:
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
         pauses = Pauses(cache, lambda: self.now)
         self.scheduler = make_scheduler(
-            cache, **(defaults | settings), tenants=tenants, returns=pauses, clock=lambda: self.now
+            cache,
+            **(defaults | settings),
+            tenants=tenants,
+            returns=pauses,
+            adapter_slots=None if adapters is None else adapters._slots,
+            clock=lambda: self.now,
         )
         self.grammars = FakeCompiler()
         self.loop = assemble_loop(

@@ -1,4 +1,4 @@
-"""Random LoRA adapters of small checkpoints in PEFT's format, and the models that they make of their bases."""
+"""Random LoRA adapters of small checkpoints in PEFT's format, the models that they make, and devices with them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from radixkv.runtime.step.adapters import DeviceAdapters, ReadAdapter
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "out_proj"})
 MLP = frozenset({"gate_proj", "up_proj", "down_proj", "fc1", "fc2"})
@@ -72,3 +74,12 @@ def merge(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             a, b = (tensors[f"{_PREFIX}{name}.lora_{half}.weight"] for half in "AB")
             model.get_submodule(name).weight.add_(scale * (b @ a))  # type: ignore[operator, union-attr]
     return model
+
+
+def put_in_slot(adapters: DeviceAdapters, prepared: ReadAdapter) -> str:
+    """Loads an adapter and copies it into a free slot of a device; returns its digest."""
+    prepared.put()
+    copy = adapters.copy(prepared.digest)
+    copy.fill()
+    copy.put()
+    return prepared.digest

@@ -130,7 +130,7 @@ PAUSES = PauseStats(
     },
 )
 """Counters of pauses between turns."""
-ADAPTERS = AdapterStats(n_adapters=2, n_bytes=84_000_000)
+ADAPTERS = AdapterStats(n_adapters=2, n_bytes=84_000_000, n_in_slots=1, slot_loads_total=3, n_waiting=4)
 """Gauges of adapters."""
 WINDOWS = WindowStats(
     n_window_pages=30,

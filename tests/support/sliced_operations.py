@@ -28,19 +28,20 @@ class SlicedOperations(CpuOperations):
 
     def __init__(self, config: DecoderConfig, max_positions: int, n_slices: int) -> None:
         super().__init__(config, max_positions)
+        self.config = config
         self._n_slices = n_slices
 
-    def output(self, weights: LinearWeights) -> _Sum:
-        slices = _columns(weights, self._n_slices)
+    def output(self, weights: LinearWeights) -> Sum:
+        slices = of_columns(weights, self._n_slices)
         parts = [super(SlicedOperations, self).linear(one) for one in slices]
-        return _Sum(parts, _parts_of_columns(self._n_slices))
+        return Sum(parts, parts_of_columns(self._n_slices))
 
-    def mlp(self, weights: MlpWeights) -> _Sum:
+    def mlp(self, weights: MlpWeights) -> Sum:
         parts = [super(SlicedOperations, self).mlp(one) for one in self._mlp_slices(weights)]
-        return _Sum(parts, _same(self._n_slices))
+        return Sum(parts, same(self._n_slices))
 
-    def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> _Sum:
-        return _Sum(self._experts_slices(weights, config), _same(self._n_slices))
+    def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Sum:
+        return Sum(self._experts_slices(weights, config), same(self._n_slices))
 
     def routed_experts(self, weights: ExpertsWeights, config: ExpertConfig) -> _ExpertsSum:
         return _ExpertsSum(self._experts_slices(weights, config))
@@ -59,11 +60,11 @@ class SlicedOperations(CpuOperations):
 
     def _mlp_slices(self, weights: MlpWeights) -> list[MlpWeights]:
         n_halves = weights.gate_up.weight.shape[-2] // weights.down.weight.shape[-1]
-        firsts = _rows(weights.gate_up, self._n_slices, n_halves)
-        return [MlpWeights(*pair) for pair in zip(firsts, _columns(weights.down, self._n_slices), strict=True)]
+        firsts = of_rows(weights.gate_up, self._n_slices, n_halves)
+        return [MlpWeights(*pair) for pair in zip(firsts, of_columns(weights.down, self._n_slices), strict=True)]
 
 
-class _Sum:
+class Sum:
     input_scales = None
 
     def __init__(
@@ -96,15 +97,15 @@ def _sum(outputs: Sequence[Tensor]) -> Tensor:
     return total.to(outputs[0].dtype)
 
 
-def _parts_of_columns(n: int) -> Callable[[Tensor], Sequence[Tensor]]:
+def parts_of_columns(n: int) -> Callable[[Tensor], Sequence[Tensor]]:
     return lambda x: [part.contiguous() for part in x.chunk(n, -1)]
 
 
-def _same(n: int) -> Callable[[Tensor], Sequence[Tensor]]:
+def same(n: int) -> Callable[[Tensor], Sequence[Tensor]]:
     return lambda x: [x] * n
 
 
-def _columns(weights: LinearWeights, n: int) -> list[LinearWeights]:
+def of_columns(weights: LinearWeights, n: int) -> list[LinearWeights]:
     """Divides the inputs; the first part has the bias."""
     assert isinstance(weights.weight, Tensor)
     parts = weights.weight.chunk(n, -1)
@@ -113,7 +114,7 @@ def _columns(weights: LinearWeights, n: int) -> list[LinearWeights]:
     ]
 
 
-def _rows(weights: LinearWeights, n: int, n_halves: int) -> list[LinearWeights]:
+def of_rows(weights: LinearWeights, n: int, n_halves: int) -> list[LinearWeights]:
     """Divides the outputs, each half of gate and up for itself."""
     assert isinstance(weights.weight, Tensor)
 

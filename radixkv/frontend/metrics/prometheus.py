@@ -297,8 +297,12 @@ def _adapter_families(adapters: AdapterStats) -> Iterator[Metric]:
             adapters.n_bytes,
             "Memory of the weights of adapters, also of unloaded ones whose requests still run.",
         ),
+        "loras_in_slots": (adapters.n_in_slots, "Adapters that steps can have now."),
+        "lora_requests_waiting": (adapters.n_waiting, "Requests that wait for a slot of their adapter."),
     }
-    yield from _numbers(gauges, {})
+    yield from _numbers(
+        gauges, {"lora_slot_loads": (adapters.slot_loads_total, "Times that an adapter got a slot.")}
+    )
 
 
 def _draft_families(drafts: DraftStats) -> Iterator[Metric]:

@@ -96,7 +96,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         "--max-loras",
         type=count,
         metavar="COUNT",
-        help="LoRA adapters for which the GPU has slots (default: none)",
+        help="LoRA adapters for which each GPU has slots (default: none)",
     )
     model.add_argument(
         "--max-lora-rank",
@@ -152,6 +152,7 @@ def run(args: argparse.Namespace) -> int:
     )
     from radixkv.lab.simulator.caches import Capacity
     from radixkv.lab.simulator.simulation import Simulation
+    from radixkv.runtime.device.adapters.cuda.memory_size import memory_bytes
     from radixkv.runtime.device.cuda.model_size import model_size
     from radixkv.runtime.device.machine import check_page_size
     from radixkv.runtime.device.resolved_config import GPU_MEMORY_UTILIZATION, StateRoom, with_defaults
@@ -162,7 +163,9 @@ def run(args: argparse.Namespace) -> int:
     limit = checkpoint.max_position_embeddings
     config, n_gpus, room = _engine_config(args), args.tensor_parallel_size, None
     size = model_size(checkpoint, args.quantization, n_gpus)
-    adapter_bytes = 0 if args.max_loras is None else _adapter_bytes(size, args.max_loras, args.max_lora_rank)
+    adapter_bytes = 0
+    if args.max_loras is not None:
+        adapter_bytes = memory_bytes(size.config, args.max_loras, args.max_lora_rank, size.dtype)
     if size.state_bytes:
         utilization = config.cache.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
         free_bytes = Gpu(args.gpu_memory, utilization, args.workspace).usable_bytes - size.weight_bytes
@@ -225,15 +228,6 @@ def run(args: argparse.Namespace) -> int:
     print(wrapped("\n".join(["", *hit_rate_lines(results, pools)]) if results else "", LABEL_WIDTH))
     print(wrapped("\n".join(remarks(pools, settings.max_num_seqs, settings.max_model_len, request))))
     return 0
-
-
-def _adapter_bytes(size: ModelSize, max_loras: int, max_rank: int) -> int:
-    """Returns the memory of slots of adapters. Raises ``ConfigError`` for a model that is divided."""
-    from radixkv.runtime.device.adapters.cuda.memory_size import memory_bytes
-
-    if size.n_ranks > 1:
-        raise ConfigError("adapters run without ranks in this release; leave --max-loras or --gpus out")
-    return memory_bytes(size.config, max_loras, max_rank, size.dtype)
 
 
 def _check_flags(args: argparse.Namespace) -> None:

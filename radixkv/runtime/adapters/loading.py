@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from radixkv.errors import CheckpointError, InvalidRequest, RadixKVError, RequestError, shortened
+from radixkv.processes.nice_threads import start_nice_thread
 from radixkv.runtime.adapters.registry import AdapterRegistry
+from radixkv.runtime.adapters.slots import AdapterSlots
 from radixkv.runtime.finished import Finished
 from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.runtime.step.adapters import DeviceAdapters, ReadAdapter
@@ -23,9 +25,6 @@ from radixkv.wire.adapter_messages import (
 )
 from radixkv.wire.messages import Failed, FromRuntime
 from radixkv.wire.stats import AdapterStats
-
-_NICENESS = 10
-"""By how much threads that read are nicer than steps, which go first where there are too few cores for both."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class LoadableAdapters(Adapters):
         device: has the weights.
         adapters: those of the start.
         max_adapters: most adapters that are loaded at once; None: any number.
+        slots: of the device, for which the scheduler's requests wait; None: steps can have all adapters.
         marks: the tree's, which get those of activated LoRAs.
         is_default: whether no setting gives ``max_adapters``, which errors then say.
 
@@ -58,6 +58,7 @@ class LoadableAdapters(Adapters):
         adapters: Sequence[ServedAdapter] = (),
         max_adapters: int | None = None,
         *,
+        slots: AdapterSlots | None = None,
         marks: Marks,
         is_default: bool = False,
     ) -> None:
@@ -67,6 +68,7 @@ class LoadableAdapters(Adapters):
         for adapter in adapters:
             self._mark(adapter)
         self._device = device
+        self._slots = slots
         self._registry = AdapterRegistry(adapters, max_adapters, is_default=is_default)
         self._read: Finished[_Read] = Finished()
         self._threads: dict[str, threading.Thread] = {}
@@ -77,7 +79,8 @@ class LoadableAdapters(Adapters):
     @property
     def is_busy(self) -> bool:
         """See ``Adapters.is_busy``."""
-        return bool(self._threads or self._registry.retired)
+        has_turns = self._slots is not None and self._slots.is_busy
+        return bool(self._threads or self._registry.retired) or has_turns
 
     def has(self, digest: str) -> bool:
         """See ``Adapters.has``."""
@@ -96,26 +99,45 @@ class LoadableAdapters(Adapters):
         except RequestError as error:
             return [_failed(message, error)]
 
+    def n_waiting(self, sender: str | None = None) -> int:
+        """See ``Adapters.n_waiting``. O(adapters), for a sender O(requests that wait for slots)."""
+        return 0 if self._slots is None else self._slots.queue.n_in_line(sender)
+
     def advance(self, is_used: Callable[[str], bool]) -> list[FromRuntime]:
         """See ``Adapters.advance``."""
         messages = [self._end(one) for one in self._read.take()]
-        for digest in self._registry.free(is_used):
+        if self._slots is not None:
+            self._slots.advance()
+        for digest in self._registry.free(partial(self._is_needed, is_used)):
+            if self._slots is not None:
+                self._slots.remove(digest)
             self._device.remove(digest)
             self.marks.unload(digest)
         return messages
 
     def descriptors(self) -> list[int]:
         """See ``Adapters.descriptors``."""
-        return [self._read.fileno()]
+        return [self._read.fileno()] if self._slots is None else [self._read.fileno(), self._slots.fileno()]
 
     def stats(self) -> AdapterStats:
         """See ``Adapters.stats``."""
-        return AdapterStats(len(self._registry.named), sum(self._device.sizes.values()))
+        slots, n_bytes = self._slots, sum(self._device.sizes.values())
+        if slots is None:
+            return AdapterStats(len(self._registry.named), n_bytes)
+        return AdapterStats(
+            len(self._registry.named),
+            n_bytes,
+            n_in_slots=slots.queue.n_adapters,
+            slot_loads_total=slots.n_loads,
+            n_waiting=self.n_waiting(),
+        )
 
     def close(self) -> None:
         """See ``Adapters.close``."""
         for thread in self._threads.values():
             thread.join()
+        if self._slots is not None:
+            self._slots.close()
         for read in self._read.take():
             if not isinstance(read.outcome, RequestError):
                 read.outcome.discard()
@@ -128,14 +150,10 @@ class LoadableAdapters(Adapters):
                 f"the adapter {shortened(message.name)} is being loaded; wait for that", param="lora_name"
             )
         self._registry.check(message.name, self._threads, in_place=message.in_place)
-        thread = threading.Thread(target=self._read_folder, args=(message,), daemon=True)
-        self._threads[message.name] = thread
-        thread.start()
+        self._threads[message.name] = start_nice_thread(partial(self._read_folder, message))
 
     def _read_folder(self, message: LoadAdapter) -> None:
         outcome: ReadAdapter | RequestError
-        niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)  # of this thread alone
         try:
             outcome = self._device.read(message.name, message.path)
         except CheckpointError as error:
@@ -162,6 +180,9 @@ class LoadableAdapters(Adapters):
             outcome.discard()
         self._names[adapter.digest] = adapter.name
         return AdapterLoaded(message.id, adapter)
+
+    def _is_needed(self, is_used: Callable[[str], bool], digest: str) -> bool:
+        return is_used(digest) or (self._slots is not None and self._slots.is_coming(digest))
 
     def _mark(self, adapter: ServedAdapter) -> None:
         """Gives an activated LoRA its mark. Raises ``CheckpointError`` if another one has it."""

@@ -49,10 +49,11 @@ class AdapterRegistry:
                 param="lora_name",
             )
         if name not in names and self._max_adapters is not None and len(names) >= self._max_adapters:
-            limit = f"max_loras {self._max_adapters}" + (", the default on this device" if self._is_default else "")
+            limit = f"max_cpu_loras {self._max_adapters}"
+            limit += ", the default on this device" if self._is_default else ""
             raise InvalidRequest(
                 f"the adapter {shortened(name)} would be one more than {limit}; unload one of "
-                f"{', '.join(map(shortened, names))}, or start with a higher --max-loras",
+                f"{', '.join(map(shortened, names))}, or start with a higher --max-cpu-loras",
                 param="lora_name",
             )
 

@@ -19,7 +19,7 @@ class AdapterSource(msgspec.Struct, frozen=True):
     max_rank: int
     """Most ranks that it may have."""
     n_values: int
-    """Values of its matrices."""
+    """Values of its matrices, or of each rank's parts of them."""
     invocation_tokens: tuple[int, ...] | None = None
     """Of an activated LoRA: it acts from their last occurrence in a prompt on; None: everywhere."""
 
@@ -66,7 +66,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether rows may have adapters: those of ``adapters``, and others that are loaded later."""
     max_lora_rank: int = 16
     """Most ranks of an adapter that is loaded later."""
-    max_loras: int = 0
-    """Adapters that a GPU has room for at once; no effect on the CPU."""
+    max_loras: int | None = None
+    """Adapters that rows of one step may have, for which a GPU has memory; None: any number, on the CPU alone."""
     adapters: tuple[AdapterSource, ...] = ()
     """The adapters that rows may name by their digests from the start on."""

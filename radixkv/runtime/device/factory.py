@@ -14,7 +14,7 @@ import torch
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.adapters.sources import default_max_loras, find_adapters
+from radixkv.runtime.device.adapters.sources import DEFAULT_MAX_LORAS, find_adapters
 from radixkv.runtime.device.collectives import CONNECT_TIMEOUT_S, RankGroup
 from radixkv.runtime.device.cpu.executor import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.cuda.errors import is_out_of_memory
@@ -43,7 +43,7 @@ from radixkv.runtime.device.resolved_config import (
 )
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.step.executor import Executor
-from radixkv.settings.config import Device, EngineConfig
+from radixkv.settings.config import AdapterConfig, Device, EngineConfig
 from radixkv.settings.speculative import DEFAULT_SPECULATION
 from radixkv.settings.tenants import check_rows
 
@@ -135,7 +135,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             settings,
             has_adapters=True,
             max_lora_rank=config.adapters.max_lora_rank,
-            max_loras=config.adapters.max_adapters or default_max_loras(len(adapters)),
+            max_loras=_max_loras(config.adapters, device),
             adapters=adapters,
         )
         resolved = replace(resolved, device_settings=settings)
@@ -165,6 +165,13 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             _warn_of_ignored_utilization(settings)
         check_for_cpu(checkpoint, settings)
     return resolved
+
+
+def _max_loras(config: AdapterConfig, device: Device) -> int | None:
+    """Returns how many adapters rows of a step may have; None: any number."""
+    if config.max_loras is not None or device == "cpu":
+        return config.max_loras
+    return min(DEFAULT_MAX_LORAS, config.max_cpu_loras or DEFAULT_MAX_LORAS)
 
 
 def _state_room(config: EngineConfig, checkpoint: Checkpoint, gpu: Gpu) -> StateRoom:

@@ -20,6 +20,8 @@ Chunks of 128 tokens, a multiple of 64, fit beside 16 rows of answers."""
 _CPU_POOL_BYTES = 1 << 30
 _CPU_STATE_BYTES = 1 << 30
 _CACHE_DIR_BYTES = 64 << 30
+_MAX_CPU_LORAS = 64
+"""Of a GPU's host: 5 GB of adapters of an 8B model, of rank 16 in 16 bits."""
 GPU_MEMORY_UTILIZATION = 0.9
 """Share of a GPU's memory that an engine uses by default."""
 
@@ -59,8 +61,11 @@ class ResolvedConfig:
 
     @property
     def max_adapters(self) -> int | None:
-        """Most adapters that are loaded at once: on a GPU those that it has room for. None: any number."""
-        return self.device_settings.max_loras if self.device == "cuda" else self.config.adapters.max_adapters
+        """Most adapters that are loaded at once; None: any number."""
+        adapters = self.config.adapters
+        if adapters.max_cpu_loras is not None or self.device == "cpu":
+            return adapters.max_cpu_loras
+        return max(_MAX_CPU_LORAS, self.device_settings.max_loras or 0, len(adapters.lora_modules))
 
 
 def with_defaults(

@@ -36,18 +36,26 @@ class Adapters:
         text = "this engine has no adapters; start it with enable_lora (--enable-lora)"
         return [Failed(message.id, UnsupportedFeature.code, text)]
 
+    def n_waiting(self, sender: str | None = None) -> int:
+        """Returns how many requests wait until their adapter is where steps can have it; None: of all senders."""
+        return 0
+
     def advance(self, is_used: Callable[[str], bool]) -> list[FromRuntime]:
-        """Lets requests ask for the adapters that have been read, and frees those without a name that nothing uses.
+        """Lets requests ask for the adapters that have been read, gives slots to those that requests wait for, and
+        frees those without a name that nothing uses.
 
         Called between turns. Returns the answers.
 
         Args:
             is_used: whether a request without its terminal message, or a launched step, has an adapter.
+
+        Raises:
+            DeviceLost: an adapter could not be copied to the device.
         """
         return []
 
     def descriptors(self) -> list[int]:
-        """Returns descriptors, one of which is readable when an adapter has been read."""
+        """Returns descriptors, one of which is readable when an adapter has been read, or copied to the device."""
         return []
 
     def stats(self) -> AdapterStats | None:

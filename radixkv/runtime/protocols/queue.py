@@ -15,13 +15,15 @@ class Queue(Protocol):
     is_common: bool
     """Whether all requests are in one order, so that one that must start first holds back all others."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Returns how many requests could be admitted, see ``may_start``."""
 
-    def __iter__(self) -> Iterator[Request]: ...
+    def __iter__(self) -> Iterator[Request]:
+        """Yields these requests."""
 
     @property
     def version(self) -> int:
-        """Changes whenever a request is added or removed."""
+        """Changes whenever there are others of these requests."""
 
     def n_unstarted_beside(self, request: Request) -> int:
         """Returns how many requests wait for their first step, of those that share a limit with ``request``."""
@@ -34,6 +36,9 @@ class Queue(Protocol):
 
     def remove(self, request: Request) -> None:
         """Removes a request."""
+
+    def may_start(self, request: Request) -> bool:
+        """Returns whether a waiting request could be admitted; if not, it first waits for something else."""
 
     def candidates(self) -> Iterable[Request]:
         """Returns requests in the order in which to try to admit them, without those that are retried alone."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from radixkv.errors import RequestError
 from radixkv.runtime.intake import Intake
+from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.runtime.protocols.gate import Gate
 from radixkv.runtime.reporting.joint import JointRun, joint_roots
 from radixkv.runtime.reporting.stats import count_requests, count_requests_of
@@ -58,6 +59,7 @@ class CacheCommands:
         intake: checks prompts and salts.
         scheduler: has the caches, and the requests to count.
         gate: holds further requests.
+        adapters: for which further requests may wait.
         find_pin: returns how many tokens of a prompt are pinned, for how many seconds, and whether by its own pin.
         others: carry out the commands of other branches, by the type of their message.
         before_flush: these are called before the caches are emptied.
@@ -68,6 +70,7 @@ class CacheCommands:
         intake: Intake,
         scheduler: Scheduler,
         gate: Gate,
+        adapters: Adapters,
         *,
         find_pin: Callable[[Namespace, bytes], tuple[int, float, bool]],
         others: Mapping[type[CacheCommand], Callable[[Any], CacheReply]],
@@ -78,6 +81,7 @@ class CacheCommands:
         self._intake = intake
         self._scheduler = scheduler
         self._gate = gate
+        self._adapters = adapters
         self._find_pin = find_pin
         self._before_flush = before_flush
         self._label_key = os.urandom(16)
@@ -174,9 +178,9 @@ class CacheCommands:
         places = [self._intake.place(message, tokens) for tokens in message.prompts]
         sender = self._intake.sender(message)
         if is_operator := sender is None:
-            load = count_requests(self._scheduler, self._gate)
+            load = count_requests(self._scheduler, self._gate, self._adapters)
         else:
-            load = count_requests_of(sender, self._scheduler, self._gate)
+            load = count_requests_of(sender, self._scheduler, self._gate, self._adapters)
         return Matched(
             id=message.id,
             prompts=tuple(match_tiers(self._scheduler, namespace, key) for namespace, key, _ in places),

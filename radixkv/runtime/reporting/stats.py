@@ -20,20 +20,21 @@ class RequestCount(NamedTuple):
 
     n_running: int
     n_waiting: int
-    """For their grammar, their pages, or a step."""
+    """For their grammar, their adapter, their pages, or a step."""
 
 
-def count_requests(scheduler: Scheduler, gate: Gate) -> RequestCount:
-    """Counts the requests of all clients. O(1)."""
-    n_waiting = len(gate) + len(scheduler.waiting) + len(scheduler.tiers)
+def count_requests(scheduler: Scheduler, gate: Gate, adapters: Adapters) -> RequestCount:
+    """Counts the requests of all clients. O(adapters)."""
+    n_waiting = len(gate) + adapters.n_waiting() + len(scheduler.waiting) + len(scheduler.tiers)
     return RequestCount(len(scheduler.running), n_waiting)
 
 
-def count_requests_of(sender: str, scheduler: Scheduler, gate: Gate) -> RequestCount:
-    """Counts the requests of a sender. O(loading)."""
+def count_requests_of(sender: str, scheduler: Scheduler, gate: Gate, adapters: Adapters) -> RequestCount:
+    """Counts the requests of a sender. O(loading + waiting for adapters)."""
     n_rows, n_queued = scheduler.shares.count(sender)
     n_loading = sum(request.sender == sender for request in scheduler.tiers.requests())
-    return RequestCount(n_rows, gate.n_waiting(sender) + n_queued + n_loading)
+    n_held = gate.n_waiting(sender) + adapters.n_waiting(sender)
+    return RequestCount(n_rows, n_held + n_queued + n_loading)
 
 
 def make_stats(
@@ -61,7 +62,7 @@ def make_stats(
     host, disk = scheduler.tiers.stats()
     if host is not None:
         host = replace(host, n_slots_pinned=n_pinned_below[0])
-    requests = count_requests(scheduler, gate)
+    requests = count_requests(scheduler, gate, adapters)
     slots = count_slot_use(tables_of((*scheduler.running, *scheduler.running.releasing)), cache.page_size)
     return Stats(
         id=stats_id,
@@ -95,5 +96,5 @@ def make_stats(
         windows=scheduler.states.window_stats(),
         pauses=scheduler.returns.stats(),
         adapters=adapters.stats(),
-        tenants=scheduler.shares.stats(lambda sender: count_requests_of(sender, scheduler, gate)),
+        tenants=scheduler.shares.stats(lambda sender: count_requests_of(sender, scheduler, gate, adapters)),
     )

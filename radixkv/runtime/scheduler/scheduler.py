@@ -404,8 +404,9 @@ class Scheduler:
         return next((plan for plan in plans if plan is not None), None)
 
     def _plan_alone(self, request: Request) -> StepPlan | None:
-        """Plans a step of a retried request; None if it does not fit, or still releases its pages."""
-        if request.phase not in (Phase.WAITING, Phase.RUNNING):
+        """Plans a step of a retried request; None if it does not fit, may not start, or still releases its
+        pages."""
+        if request.phase not in (Phase.WAITING, Phase.RUNNING) or not self.waiting.may_start(request):
             return None
         if request.is_decoding and request.phase is Phase.RUNNING:
             return self._make_plan([request], lambda _: [])

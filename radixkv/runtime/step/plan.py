@@ -165,7 +165,7 @@ class StateSave(NamedTuple):
     slot: int
 
 
-class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One forward pass."""
 
     step: int

@@ -156,10 +156,10 @@ def test_a_store_that_all_share_is_counted_once() -> None:
 
 
 GAUGES = set(
-    "n_bytes n_duplicate_tokens n_loading n_open n_pages n_pages_evictable n_pages_free n_pages_pinned n_pauses "
-    "n_running n_running_slots n_running_tokens n_saved_tokens n_slabs n_slabs_taken n_slots n_slots_free "
-    "n_slots_pinned n_spared_tokens n_state_slots n_state_slots_free n_tails n_waiting n_window_pages "
-    "n_window_pages_evictable".split()
+    "n_bytes n_duplicate_tokens n_in_slots n_loading n_open n_pages n_pages_evictable n_pages_free "
+    "n_pages_pinned n_pauses n_running n_running_slots n_running_tokens n_saved_tokens n_slabs n_slabs_taken "
+    "n_slots n_slots_free n_slots_pinned n_spared_tokens n_state_slots n_state_slots_free n_tails n_waiting "
+    "n_window_pages n_window_pages_evictable".split()
 )
 """Fields whose values at one time are added."""
 COUNTERS = {"n_added", "n_cached", "n_copied", "n_fetched", "n_loaded"}

@@ -138,11 +138,19 @@ def test_slots_of_adapters_take_memory_beside_the_pool(model, planned, capsys):
     assert f"weights - {n_bytes:,} adapters - 3,221,225,472 workspace" in text
     for flags, words in (
         (("--gpu-memory", "160GB", "--max-loras", 60), "the adapters 23.5 and the workspace"),
-        (("--gpu-memory", "160GB", "--max-loras", 8, "--gpus", 2), "adapters run without ranks"),
         (("--gpu-memory", "160GB", "--max-loras", 0), "max_loras 0 must be at least 1"),
     ):
         assert exit_code(file, *flags) != 0
         assert words in capsys.readouterr().err
+
+
+def test_slots_of_each_of_several_gpus_have_its_part_of_adapters(model, planned):
+    """A of o_proj and down_proj, and B of the others, are divided; with 16 GPUs two have the same KV head."""
+    for n_gpus, n_key in ((2, 512), (4, 256), (16, 128)):
+        own, inner = 8192 // n_gpus, 28_672 // n_gpus
+        sides = (8192 + own) + 2 * (8192 + n_key) + (own + 8192) + 2 * (8192 + inner) + (inner + 8192)
+        plan = planned(model(), "--gpu-memory", "160GB", "--gpus", n_gpus, "--max-loras", 8)
+        assert plan["adapter_bytes"] == 9 * 80 * 16 * sides * 2
 
 
 def test_states_of_recurrent_layers_take_memory_beside_the_pool(model, planned, capsys):

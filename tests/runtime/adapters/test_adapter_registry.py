@@ -167,7 +167,7 @@ def test_steps_go_on_while_a_folder_is_read() -> None:
     begun.wait()
     for message, text in (
         (LoadAdapter("2", "sql", "/law", in_place=True), "is being loaded"),
-        (LoadAdapter("3", "law", "/law"), "one more than max_loras 1"),
+        (LoadAdapter("3", "law", "/law"), "one more than max_cpu_loras 1"),
         (UnloadAdapter("4", "sql"), "no adapter 'sql' is loaded"),
     ):
         (refused,) = front.loop.receive(message)
@@ -222,7 +222,7 @@ def test_loops_without_adapters_refuse_them() -> None:
 @pytest.mark.parametrize("is_default", [False, True])
 def test_one_adapter_too_many_is_refused_with_where_the_limit_is_from(is_default: bool) -> None:
     registry = AdapterRegistry([ServedAdapter("a", "/sql", "12ab")], 1, is_default=is_default)
-    limit = "max_loras 1, the default on this device" if is_default else "max_loras 1"
+    limit = "max_cpu_loras 1, the default on this device" if is_default else "max_cpu_loras 1"
     with pytest.raises(InvalidRequest, match=f"one more than {limit}; unload one of 'a', or start with a higher"):
         registry.check("b", [], in_place=True)
     registry.check("a", [], in_place=True)

@@ -473,22 +473,26 @@ def test_layers_of_several_shapes_have_window_pages_where_each_kind_has_one_shap
 @pytest.mark.parametrize(
     ("adapters", "on_cpu", "on_cuda"),
     [
-        (AdapterConfig(enable_lora=True), None, 8),
-        (AdapterConfig(enable_lora=True, max_loras=3), 3, 3),
-        (AdapterConfig(enable_lora=True, max_cpu_loras=9), 9, 9),
+        (AdapterConfig(enable_lora=True), (None, None), (8, 64)),
+        (AdapterConfig(enable_lora=True, max_loras=3), (3, None), (3, 64)),
+        (AdapterConfig(enable_lora=True, max_loras=70), (70, None), (70, 70)),
+        (AdapterConfig(enable_lora=True, max_cpu_loras=9), (None, 9), (8, 9)),
+        (AdapterConfig(enable_lora=True, max_cpu_loras=5), (None, 5), (5, 5)),
     ],
 )
-def test_a_gpu_bounds_the_adapters_that_are_loaded(
-    supported: Checkpoint, adapters: AdapterConfig, on_cpu: int | None, on_cuda: int
+def test_a_gpu_bounds_the_adapters_of_a_step_and_those_that_are_loaded(
+    supported: Checkpoint,
+    adapters: AdapterConfig,
+    on_cpu: tuple[int | None, int | None],
+    on_cuda: tuple[int, int],
 ) -> None:
     for device, expected in (("cpu", on_cpu), ("cuda", on_cuda)):
         config = EngineConfig(ModelConfig(device=device), adapters=adapters)
         resolved = resolve_config(config, supported, H100)
-        assert resolved.max_adapters == expected
-    assert resolved.device_settings.max_loras == on_cuda, "as many as have slots"
+        assert (resolved.device_settings.max_loras, resolved.max_adapters) == expected
 
 
-def test_the_ninth_adapter_is_refused_on_a_gpu_without_max_loras(small: Checkpoint) -> None:
+def test_one_adapter_too_many_is_refused_on_a_gpu_without_max_cpu_loras(small: Checkpoint) -> None:
     """The loop is opened over the CPU's executor, with the settings of a GPU."""
     config = EngineConfig(ModelConfig(device="cpu"), adapters=AdapterConfig(enable_lora=True))
     resolved = replace(resolve_config(config, small, None), device="cuda")
@@ -497,9 +501,9 @@ def test_the_ninth_adapter_is_refused_on_a_gpu_without_max_loras(small: Checkpoi
         return CpuExecutor(checkpoint, resolved.device_settings)
 
     loop = open_loop.open_loop(resolved, small, open_device=open_device)
-    for number in range(8):
+    for number in range(64):
         assert loop.receive(LoadAdapter(str(number), str(number), "/nowhere")) == []
-    (refused,) = loop.receive(LoadAdapter("8", "8", "/nowhere"))
+    (refused,) = loop.receive(LoadAdapter("64", "64", "/nowhere"))
     assert isinstance(refused, Failed)
-    assert "one more than max_loras 8, the default on this device; unload one of" in refused.text
+    assert "one more than max_cpu_loras 64, the default on this device; unload one of" in refused.text
     loop.close()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.runtime.intake import Intake
+from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.settings.tenants import OPERATOR, TenantConfig
@@ -37,6 +38,7 @@ def commands(engine: Engine, tenants: Sequence[TenantConfig] = ()) -> CacheComma
         intake,
         engine.scheduler,
         GrammarGate(FakeCompiler, 8),
+        Adapters(),
         find_pin=engine.pins.find,
         others={},
         before_flush=engine.pins.clear,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.intake import Intake
+from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.runtime.reporting import cache_commands
 from radixkv.runtime.reporting.cache_commands import MAX_SHOWN_TOKENS, CacheCommands
 from radixkv.runtime.structured.gate import GrammarGate
@@ -87,6 +88,7 @@ def test_the_tiers_share_the_bound_and_each_has_its_tree(has_host: bool, monkeyp
         intake,
         engine.scheduler,
         GrammarGate(FakeCompiler, 8),
+        Adapters(),
         find_pin=engine.pins.find,
         others={},
         before_flush=engine.pins.clear,

@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from radixkv.checkpoints.adapters import AdapterFolder
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.adapters.layers import LoraLinear, LoraMlp, LoraPair
 from radixkv.runtime.device.adapters.rows import StepRows
@@ -19,7 +18,8 @@ from radixkv.runtime.device.ops.base import (
     Operations,
     RowReader,
 )
-from radixkv.runtime.device.weights.adapter_matrices import adapter_pair
+from radixkv.runtime.device.ops.decorated import DecoratedOperations
+from radixkv.runtime.device.weights.adapter_matrices import AdapterMatrices
 from radixkv.runtime.device.weights.layer_weights import (
     LinearWeights,
     MlpWeights,
@@ -51,7 +51,7 @@ class AdapterPairs(NamedTuple):
     own: list[LoraPair]
 
 
-class LoraOperations:
+class LoraOperations(DecoratedOperations[ActivatedOperations]):
     """``Operations`` of a device, with the LoRA of adapters beside attention's projections and dense MLPs.
 
     Adapters come and go between steps. Products that none can change are the device's own. The head, experts and
@@ -67,21 +67,12 @@ class LoraOperations:
     def __init__(
         self, operations: ActivatedOperations, targets: Container[str], dtype: torch.dtype, step: StepRows
     ) -> None:
-        self._operations = operations
+        super().__init__(operations)
         self._targets = targets
         self._dtype = dtype
         self._step = step
         self._products: list[tuple[tuple[Part, ...], dict[str, list[LoraPair]]]] = []
         """Each product that adapters may change: the matrices that it stacks, and what adapters add to it."""
-        self.gated = operations.gated
-        self.capped = operations.capped
-        self.head = operations.head
-        self.recurrent_layer = operations.recurrent_layer
-        self.experts = operations.experts
-        self.routed_experts = operations.routed_experts
-        self.experts_beside = operations.experts_beside
-        self.layer_input = operations.layer_input
-        self.rotate_and_store = operations.rotate_and_store
 
     def linear(self, weights: LinearWeights) -> Linear:
         """See ``Operations.linear``."""
@@ -103,7 +94,7 @@ class LoraOperations:
         first, last = (self._changeable(self._operations.linear(one), one) for one in (gate_up, down))
         return LoraMlp(first, last, self._operations.activated, self._step)
 
-    def pairs(self, adapter: AdapterFolder) -> list[AdapterPairs]:
+    def pairs(self, adapter: AdapterMatrices) -> list[AdapterPairs]:
         """Reads what an adapter adds to each product that it changes, which changes nothing yet.
 
         Call it once the decoder is built. Any thread may.
@@ -145,8 +136,8 @@ class LoraOperations:
         self._products.append((weights.parts, of_product))
         return LoraLinear(base, of_product, self._step)
 
-    def _pair(self, adapter: AdapterFolder, part: Part, columns: slice) -> LoraPair:
-        a, b = (one.to(self._dtype) for one in adapter_pair(adapter, part.name))
+    def _pair(self, adapter: AdapterMatrices, part: Part, columns: slice) -> LoraPair:
+        a, b = (one.to(self._dtype) for one in adapter.pair(part.name))
         if part.rows is not None:
             b = b[part.rows]
         product = self._operations.linear

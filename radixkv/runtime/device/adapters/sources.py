@@ -7,18 +7,15 @@ from pathlib import Path
 
 from radixkv.checkpoints.adapters import AdapterFolder
 from radixkv.errors import CheckpointError, ConfigError, shortened
-from radixkv.runtime.device.adapters.targets import fitted
+from radixkv.runtime.device.adapters.base_model import BaseModel
 from radixkv.runtime.device.device_settings import AdapterSource
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.weights.adapter_matrices import AdapterMatrices
+from radixkv.runtime.device.weights.shards import Shard
 from radixkv.settings.config import AdapterConfig, Task
 
-_DEFAULT_MAX_LORAS = 8
+DEFAULT_MAX_LORAS = 8
 """Adapters that a GPU has room for where no setting says how many."""
-
-
-def default_max_loras(n_modules: int) -> int:
-    """Returns how many adapters a GPU has room for where the settings do not say it, and name ``n_modules``."""
-    return max(_DEFAULT_MAX_LORAS, n_modules)
 
 
 def find_adapters(
@@ -34,77 +31,69 @@ def find_adapters(
 
     Raises:
         CheckpointError: an adapter cannot be read, or not be served.
-        ConfigError: this engine has no adapters in this release.
+        ConfigError: this engine has no adapters in this release, or ranks cannot divide the model.
     """
     if not config.has_adapters:
         return ()
     setting = "lora_modules" if config.lora_modules else "enable_lora"
-    if n_ranks > 1:
-        raise ConfigError(
-            f"{setting}: adapters run without ranks in this release; leave tensor_parallel_size {n_ranks} out"
-        )
     if task != "generate":
         raise ConfigError(f"{setting}: adapters only generate in this release; leave task {task} out")
+    base = BaseModel.of(model, None if n_ranks == 1 else Shard(0, n_ranks))
     sources: list[AdapterSource] = []
     for module in config.lora_modules:
-        folder = open_adapter(module.name, module.path, config.max_lora_rank, model)
+        adapter = open_adapter(module.name, module.path, config.max_lora_rank, base)
         sources.append(
             AdapterSource(
                 module.name,
                 module.path,
-                folder.digest,
+                adapter.digest,
                 config.max_lora_rank,
-                count_values(folder),
-                folder.invocation_tokens,
+                adapter.n_values,
+                adapter.invocation_tokens,
             )
         )
     return tuple(sources)
 
 
-def open_adapters(sources: Sequence[AdapterSource], model: DecoderConfig) -> list[AdapterFolder]:
+def open_adapters(sources: Sequence[AdapterSource], model: BaseModel) -> list[AdapterMatrices]:
     """Opens adapters that were found before; of several with the same contents one.
 
     Args:
         sources: as ``find_adapters`` returned them.
-        model: the base model.
+        model: the base model, or a rank's part of it.
 
     Raises:
         CheckpointError: one cannot be read, or has changed.
     """
-    folders: dict[str, AdapterFolder] = {}
+    adapters: dict[str, AdapterMatrices] = {}
     for source in sources:
-        if source.digest not in folders:
-            folder = open_adapter(source.name, source.path, source.max_rank, model)
-            if folder.digest != source.digest:
+        if source.digest not in adapters:
+            adapter = open_adapter(source.name, source.path, source.max_rank, model)
+            if adapter.digest != source.digest:
                 raise CheckpointError(
                     f"adapter {source.name!r}: the files in {source.path} have changed while the engine started; "
                     "start it again"
                 )
-            folders[source.digest] = folder
-    return list(folders.values())
+            adapters[source.digest] = adapter
+    return list(adapters.values())
 
 
-def count_values(folder: AdapterFolder) -> int:
-    """Returns how many values the matrices of an adapter have."""
-    return sum(shape.rank * (shape.n_in + shape.n_out) for shape in folder.modules.values())
-
-
-def open_adapter(name: str, path: str, max_rank: int, model: DecoderConfig) -> AdapterFolder:
+def open_adapter(name: str, path: str, max_rank: int, model: BaseModel) -> AdapterMatrices:
     """Opens a folder and checks that the adapter fits the model.
 
     Args:
         name: by which requests ask for it.
         path: of the folder.
         max_rank: most ranks that it may have.
-        model: the base model.
+        model: the base model, or a rank's part of it.
 
     Raises:
         CheckpointError: the adapter cannot be read, or not be served.
     """
     try:
         folder = AdapterFolder.open(Path(path).expanduser(), max_rank=max_rank)
-        _check_invocation(folder, model.vocab_size)
-        return fitted(folder, model)
+        _check_invocation(folder, model.config.vocab_size)
+        return model.matrices(folder)
     except CheckpointError as error:
         raise CheckpointError(f"adapter {shortened(name)}: {error}") from None
 

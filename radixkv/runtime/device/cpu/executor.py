@@ -15,10 +15,10 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError, DeviceError
 from radixkv.processes.cores import n_cores
+from radixkv.runtime.device.adapters.base_model import BaseModel
 from radixkv.runtime.device.adapters.loaded import LoadedAdapters
 from radixkv.runtime.device.adapters.operations import LoraOperations
 from radixkv.runtime.device.adapters.rows import StepRows
-from radixkv.runtime.device.adapters.sources import open_adapters
 from radixkv.runtime.device.adapters.targets import target_shapes
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cpu.base import Attention
@@ -40,6 +40,7 @@ from radixkv.runtime.device.memory.state_size import all_states_bytes, count_sta
 from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
+from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import Operations, TokenSpan
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.ops.summed import Summed, SummedExperts, SummedOperations
@@ -122,7 +123,10 @@ class CpuExecutor:
                 operations = with_adapters = LoraOperations(
                     cpu_operations, target_shapes(config), weights.dtype, self._adapter_rows
                 )
-                loaded = LoadedAdapters(with_adapters, config, weights.dtype, max_rank=settings.max_lora_rank)
+                model = BaseModel.of(
+                    DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json"), shard
+                )
+                loaded = LoadedAdapters(with_adapters, model, weights.dtype, max_rank=settings.max_lora_rank)
             if collectives is not None:
                 sum_parts = collectives.sum
                 operations = SummedOperations(
@@ -134,8 +138,7 @@ class CpuExecutor:
             self.model = Decoder(weights, operations, kv_scales)
             self.adapters: DeviceAdapters | None = loaded
             if loaded is not None:
-                for folder in open_adapters(settings.adapters, config):
-                    loaded.prepare(folder).put()
+                loaded.load(settings.adapters)
             self.dtype = str(weights.dtype).removeprefix("torch.")
         states = self.n_states = None
         if config.recurrent is not None:
@@ -444,7 +447,7 @@ def _check_memory(
     """
     pool_bytes = n_ranks * (n_pages + 1) * page.n_bytes
     weights_bytes = n_ranks * weights.peak_bytes
-    weights_bytes += sum(adapter.n_values for adapter in settings.adapters) * weights.dtype.itemsize
+    weights_bytes += n_ranks * sum(adapter.n_values for adapter in settings.adapters) * weights.dtype.itemsize
     if (recurrent := weights.config.recurrent) is not None:
         max_rows = settings.max_num_seqs
         states_bytes = n_ranks * all_states_bytes(recurrent, weights.dtype, settings)

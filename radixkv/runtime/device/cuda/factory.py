@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from radixkv.checkpoints import Checkpoint
+from radixkv.runtime.device.adapters.base_model import BaseModel
 from radixkv.runtime.device.adapters.cuda.opened import OpenedAdapters
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
@@ -90,6 +91,7 @@ def open_cuda_executor(
         torch_dtype = choose_dtype(settings.dtype, checkpoint.config)
         kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, torch_dtype)
         has_fp8 = gpu.capability >= MIN_FP8_CAPABILITY
+        shard = None if group is None else Shard(group.rank, group.size)
         with open_weights(
             checkpoint,
             load_format=settings.load_format,
@@ -97,7 +99,7 @@ def open_cuda_executor(
             device=device,
             quantization=settings.quantization,
             products=("fp8", "int4"),
-            shard=None if group is None else Shard(group.rank, group.size),
+            shard=shard,
             divides_head=True,
         ) as weights:
             config = weights.config
@@ -117,7 +119,10 @@ def open_cuda_executor(
             operations: Operations = cuda_operations
             opened: OpenedAdapters | None = None
             if settings.has_adapters:
-                opened = OpenedAdapters(settings, config, cuda_operations, torch_dtype, stream)
+                model = BaseModel.of(
+                    DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json"), shard
+                )
+                opened = OpenedAdapters(settings, model, cuda_operations, torch_dtype, stream)
                 operations = opened.operations
             collectives = None
             if group is not None:
@@ -190,7 +195,7 @@ def open_cuda_executor(
             n_pages,
             settings.max_num_batched_tokens,
             count_split=runner.count_split,
-            adapters={} if adapters is None else adapters.sizes,
+            adapters={} if adapters is None else adapters.slots,
         ),
         sampler,
         vocab_size=config.vocab_size,

@@ -60,6 +60,7 @@ def check_for_cuda(checkpoint: Checkpoint, gpu: Gpu, settings: DeviceSettings) -
         check_fp8_experts(gpu)
     check_weights_fit(n_bytes + extra_bytes, gpu)
     if settings.has_adapters:
+        assert settings.max_loras is not None, "a GPU has a default"
         adapter_bytes = memory_bytes(config, settings.max_loras, settings.max_lora_rank, torch_dtype)
         check_adapters_fit(adapter_bytes, n_bytes, settings.max_loras, settings.max_lora_rank, gpu)
         n_bytes += adapter_bytes

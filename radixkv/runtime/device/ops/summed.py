@@ -8,50 +8,34 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.experts import ExpertConfig
-from radixkv.runtime.device.model_config.heads import LayerHeads
-from radixkv.runtime.device.model_config.rope import Rope
-from radixkv.runtime.device.model_config.states import RecurrentConfig
 from radixkv.runtime.device.ops.base import (
-    ExpertsBeside,
-    LayerInput,
     Linear,
     Mlp,
-    Norm,
     NormReader,
     Operations,
-    RecurrentLayer,
-    RotateAndStore,
     RoutedExperts,
-    RowReader,
     Rows,
     RowScales,
 )
-from radixkv.runtime.device.weights.layer_weights import (
-    ExpertsBesideWeights,
-    ExpertsWeights,
-    LayerInputWeights,
-    LinearWeights,
-    MlpWeights,
-    NormWeights,
-    RecurrentWeights,
-)
+from radixkv.runtime.device.ops.decorated import DecoratedOperations
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights
 
 PartMemory = Literal[0, 1]
 """Which of a rank's two memories has its parts of a sum. The sums of a step take them in turn."""
 
 
-class SummedOperations:
+class SummedOperations(DecoratedOperations[Operations]):
     """``Operations`` of a rank: those of its device, with sums after the mixers' output projections and after MLPs.
 
     A rank has some of the heads, and some of the values inside each MLP and each expert (Megatron-LM, arXiv
     1909.08053). So output projections, MLPs and mixtures of experts give a part of each output; all other products
-    are whole, or of the rank alone. A layer whose experts are beside its MLP has three sums, others have
-    two or one.
+    are whole, as those of layer inputs, or of the rank alone, as those of recurrent layers. A layer whose experts
+    are beside its MLP has three sums, others have two or one. What adapters add to a part is within it, and so in
+    the sum once.
 
     Args:
-        operations: of the device.
+        operations: of the device, with those of adapters.
         summed: returns a product, or an MLP, whose outputs are summed over all ranks.
         summed_experts: returns the same of experts whose router reads other rows.
         head: see ``Operations.head``.
@@ -64,30 +48,23 @@ class SummedOperations:
         summed_experts: Callable[[RoutedExperts, PartMemory], RoutedExperts],
         head: Callable[[LinearWeights], Linear],
     ) -> None:
-        self._operations = operations
+        super().__init__(operations)
         self._summed = summed
         self._summed_experts = summed_experts
         self._memories: Iterator[PartMemory] = cycle((0, 1))
-        self.linear = operations.linear
-        self.gated = operations.gated
-        self.capped = operations.capped
-        self.head = head
+        self._head = head
 
     def output(self, weights: LinearWeights) -> Linear:
         """See ``Operations.output``."""
         return self._summed(self._operations.output(weights), next(self._memories))
 
-    def norm(self, weights: NormWeights, reader: RowReader | None = None) -> Norm:
-        """See ``Operations.norm``."""
-        return self._operations.norm(weights, reader)
+    def head(self, weights: LinearWeights) -> Linear:
+        """See ``Operations.head``."""
+        return self._head(weights)
 
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
         return self._summed(self._operations.mlp(weights), next(self._memories))
-
-    def recurrent_layer(self, weights: RecurrentWeights, config: RecurrentConfig) -> RecurrentLayer:
-        """See ``Operations.recurrent_layer``. Its heads are the rank's; ``output`` sums what they give."""
-        return self._operations.recurrent_layer(weights, config)
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:
         """See ``Operations.experts``."""
@@ -96,25 +73,6 @@ class SummedOperations:
     def routed_experts(self, weights: ExpertsWeights, config: ExpertConfig) -> RoutedExperts:
         """See ``Operations.routed_experts``."""
         return self._summed_experts(self._operations.routed_experts(weights, config), next(self._memories))
-
-    def experts_beside(self, weights: ExpertsBesideWeights, experts: RoutedExperts) -> ExpertsBeside:
-        """See ``Operations.experts_beside``."""
-        return self._operations.experts_beside(weights, experts)
-
-    def layer_input(self, weights: LayerInputWeights) -> LayerInput:
-        """See ``Operations.layer_input``. Its projections are small, and whole on each rank."""
-        return self._operations.layer_input(weights)
-
-    def rotate_and_store(
-        self,
-        heads: LayerHeads,
-        rope: Rope | None,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-        scales: LayerScales,
-    ) -> RotateAndStore:
-        """See ``Operations.rotate_and_store``."""
-        return self._operations.rotate_and_store(heads, rope, query_norm, key_norm, scales)
 
 
 class SummedPart(Linear, Mlp, Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from radixkv.errors import DeviceError, DeviceLost
+from radixkv.runtime.device.ranks.fan_out_adapters import FanOutAdapters
 from radixkv.runtime.device.ranks.fan_out_copier import FanOutCopier
 from radixkv.runtime.device.ranks.frames import encode
 from radixkv.runtime.device.ranks.processes import RankProcesses
@@ -42,7 +43,8 @@ class FanOut:
         self.window = executor.window
         self.n_states = executor.n_states
         self.window_pool = executor.window_pool
-        self.adapters: DeviceAdapters | None = None
+        own = executor.adapters
+        self.adapters: DeviceAdapters | None = None if own is None else FanOutAdapters(own, ranks)
         self.uses_shared_runs = executor.uses_shared_runs
         self.is_asynchronous = executor.is_asynchronous
         self.splits_drafts = executor.splits_drafts

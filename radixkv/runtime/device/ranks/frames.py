@@ -86,6 +86,77 @@ class RankCopied(msgspec.Struct, frozen=True, tag=True):
     error: str | None
 
 
+class RankAdapterRead(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An adapter that a rank shall read beside steps; see ``DeviceAdapters.read``."""
+
+    ticket: int
+    """Number of this read."""
+    name: str
+    path: str
+
+
+class RankAdapterOpened(msgspec.Struct, frozen=True, tag=True):
+    """A rank's answer to ``RankAdapterRead``: one of these."""
+
+    digest: str | None = None
+    """Of what it has read."""
+    refusal: str | None = None
+    """Why the adapter cannot be read, or not be served."""
+    failure: str | None = None
+    """Why the rank failed."""
+
+
+class RankAdapterCopy(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A loaded adapter that shall come into a free slot; see ``DeviceAdapters.copy``."""
+
+    ticket: int
+    """Number of this copy, which no read has."""
+    digest: str
+
+
+class RankAdapterFill(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A copy that a rank shall do beside steps. The answer is a ``RankAdapterOpened``."""
+
+    ticket: int
+    """Of its ``RankAdapterCopy``."""
+
+
+class RankAdapterWithdrawn(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An adapter that leaves its slot: no row of the plans behind this frame asks for it."""
+
+    digest: str
+
+
+class RankAdapterPut(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An adapter that is loaded, or in its slot, for the plans behind this frame."""
+
+    ticket: int
+    """Of its ``RankAdapterRead`` or ``RankAdapterCopy``."""
+
+
+class RankAdapterDiscarded(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An adapter that was read or copied for nothing, or could not be read."""
+
+    ticket: int
+    """Of its ``RankAdapterRead`` or ``RankAdapterCopy``."""
+
+
+class RankAdapterRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An adapter that no row of the plans behind this frame asks for."""
+
+    digest: str
+
+
+AdapterFrame = (
+    RankAdapterRead
+    | RankAdapterCopy
+    | RankAdapterFill
+    | RankAdapterPut
+    | RankAdapterDiscarded
+    | RankAdapterWithdrawn
+    | RankAdapterRemoved
+)
+"""What a rank gets between plans, in the order in which rank 0 has done the same."""
 _OfStart = RankStart | RankStore | RankValue | RankRefused
 _OfCopies = RankMemory | RankCopy | RankSlots | RankCopied
 
@@ -134,7 +205,7 @@ class Frames:
         return bytes(parts)
 
 
-def encode(message: _OfStart | _OfCopies | StepPlan) -> bytes:
+def encode(message: _OfStart | _OfCopies | StepPlan | AdapterFrame | RankAdapterOpened) -> bytes:
     """Returns the frame of a message."""
     return msgspec.msgpack.encode(message)
 

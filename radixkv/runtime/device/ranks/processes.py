@@ -61,6 +61,10 @@ class RankProcesses:
         self._frames: list[Frames] = []
         self.copies: list[Frames] = []
         """Streams to the other ranks for copies."""
+        self.adapters: list[Frames] = []
+        """Streams from the other ranks with answers about adapters."""
+        self._sending = threading.Lock()
+        """Held while a frame is sent: threads that load adapters send, too."""
         self.memory = os.memfd_create("radixkv-host-memory", os.MFD_CLOEXEC)
         """Descriptor of the host memory that the ranks share, empty at first."""
         self._beats: list[int] = []
@@ -104,12 +108,18 @@ class RankProcesses:
             raise self.start_error(str(error)) from None
 
     def _start(self) -> None:
-        (ours, theirs), (our_copies, their_copies) = socket.socketpair(), socket.socketpair()
+        (ours, theirs), (our_copies, their_copies), (our_adapters, their_adapters) = (
+            socket.socketpair() for _ in range(3)
+        )
         self._frames.append(Frames(ours, max_send_s=_MAX_SEND_S))
         self.copies.append(Frames(our_copies, max_send_s=_MAX_SEND_S))
+        self.adapters.append(Frames(our_adapters))
         self._beats.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-        with theirs, their_copies:
-            inherited = [theirs.fileno(), their_copies.fileno(), self.memory, self._beats[-1]]
+        with theirs, their_copies, their_adapters:
+            inherited = [
+                *(theirs.fileno(), their_copies.fileno(), self.memory, self._beats[-1]),
+                their_adapters.fileno(),
+            ]
             command = [sys.executable, "-m", "radixkv.runtime.device.ranks.rank", *map(str, inherited)]
             self._processes.append(subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL))
 
@@ -147,14 +157,14 @@ class RankProcesses:
             if not ready:
                 rank = min(absent)
                 raise ConfigError(
-                    f"{self._name(rank)} does not get ready: rank 0 has waited for it for {_MAX_LATE_S:g} s; see "
+                    f"{self.name(rank)} does not get ready: rank 0 has waited for it for {_MAX_LATE_S:g} s; see "
                     f"what its process {self._processes[rank - 1].pid} waits for, and start again"
                 )
             for rank in ready:
                 absent.remove(rank)
                 answer = self._answer(rank)
                 if isinstance(answer, RankRefused):
-                    raise ConfigError(f"{self._name(rank)}: {answer.message}")
+                    raise ConfigError(f"{self.name(rank)}: {answer.message}")
                 if answer is None:
                     raise self.start_error("a rank closed its socket")
                 values.append(answer.value)
@@ -201,15 +211,16 @@ class RankProcesses:
             raise DeviceLost(self._cause)
 
     def send(self, frame: bytes) -> None:
-        """Sends a frame to all ranks.
+        """Sends a frame to all ranks, which get frames in the order of these calls. Any thread may call it.
 
         Raises:
             DeviceLost: one has ended, or takes no frame.
         """
         self.check()
         try:
-            for frames in self._frames:
-                frames.send(frame)
+            with self._sending:
+                for frames in self._frames:
+                    frames.send(frame)
         except OSError as error:
             raise self.lost(str(error)) from None
 
@@ -249,7 +260,7 @@ class RankProcesses:
             self._watch.close()
             self._watch = None
         try:
-            for frames in (*self._frames, *self.copies):
+            for frames in (*self._frames, *self.copies, *self.adapters):
                 frames.close()
             for process in self._processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -313,10 +324,11 @@ class RankProcesses:
         """Returns the first refusal that has come and was not read; None: there is none."""
         for rank in self._ready(range(1, self.size), 0.0):
             if isinstance(answer := self._answer(rank), RankRefused):
-                return f"{self._name(rank)}: {answer.message}"
+                return f"{self.name(rank)}: {answer.message}"
         return None
 
-    def _name(self, rank: int) -> str:
+    def name(self, rank: int) -> str:
+        """Returns what errors call a rank."""
         return f"rank {rank} ({self._device if self._device == 'cpu' else f'{self._device}:{rank}'})"
 
 

@@ -1,7 +1,7 @@
-"""``python -m radixkv.runtime.device.ranks.rank PLANS COPIES MEMORY BEATS``: a rank that executes rank 0's plans.
+"""``python -m radixkv.runtime.device.ranks.rank PLANS COPIES MEMORY BEATS ADAPTERS``: executes rank 0's plans.
 
-The arguments are descriptors: of the sockets for plans and for copies, of the host memory that ranks share, and of
-an event to whose count the rank adds as a sign of life.
+The arguments are descriptors: of the sockets for plans and for copies, of the host memory that ranks share, of an
+event to whose count the rank adds as a sign of life, and of the socket for answers about adapters.
 
 It ends when rank 0's process does, whatever it does then; when rank 0 closes the socket; and when a step fails: the
 others cannot go on without it.
@@ -26,8 +26,10 @@ import torch
 from radixkv.checkpoints import resolve
 from radixkv.errors import DeviceError, DeviceLost, RadixKVError
 from radixkv.runtime.device.factory import look_at_machine, open_executor
+from radixkv.runtime.device.ranks.adapter_server import AdapterServer
 from radixkv.runtime.device.ranks.copy_server import serve_copies
 from radixkv.runtime.device.ranks.frames import (
+    AdapterFrame,
     Frames,
     RankRefused,
     RankStart,
@@ -49,7 +51,9 @@ _BEAT_INTERVAL_S = 0.5
 
 def main() -> None:
     """Loads this rank's part of the model, and executes plans until the socket ends."""
-    frames, copies = (Frames(socket.socket(fileno=int(descriptor))) for descriptor in sys.argv[1:3])
+    frames, copies, adapters = (
+        Frames(socket.socket(fileno=int(descriptor))) for descriptor in (*sys.argv[1:3], sys.argv[5])
+    )
     first = frames.receive()
     if first is None:
         return
@@ -68,7 +72,7 @@ def main() -> None:
         )
         serving.start()
         try:
-            _execute(executor, frames)
+            _execute(executor, frames, adapters)
             serving.join()  # processes that ended beside this thread were often aborted
         except Exception as error:  # also one of host memory that has run out
             logger.error("%s", error, exc_info=not isinstance(error, DeviceError | DeviceLost))
@@ -122,14 +126,29 @@ def _end_with(parent_pid: int, beats: int) -> None:
     threading.Thread(target=wait, name="radixkv-rank-0", daemon=True).start()
 
 
-def _execute(executor: Executor, frames: Frames) -> None:
-    """Executes plans until the socket ends. Raises ``DeviceError``."""
+def _execute(executor: Executor, frames: Frames, answers: Frames) -> None:
+    """Executes plans, and what rank 0 does with adapters between them, until the socket ends.
+
+    Args:
+        executor: of this rank.
+        frames: from rank 0.
+        answers: to rank 0, about adapters.
+
+    Raises:
+        DeviceError: a step failed.
+    """
+    adapters = None if executor.adapters is None else AdapterServer(executor.adapters, answers)
     gc.collect()
     gc.freeze()
     gc.disable()
     earlier: SampledStep | None = None
     while (frame := frames.receive()) is not None:
-        step = executor.launch(decode(frame, StepPlan)).sample(None)
+        message: StepPlan | AdapterFrame = decode(frame, StepPlan | AdapterFrame)
+        if not isinstance(message, StepPlan):
+            assert adapters is not None, "rank 0 has adapters"
+            adapters.receive(message)
+            continue
+        step = executor.launch(message).sample(None)
         if not executor.is_asynchronous:
             step.result()
             continue
@@ -138,6 +157,8 @@ def _execute(executor: Executor, frames: Frames) -> None:
         earlier = step
     if earlier is not None:
         earlier.result()  # rank 0's kernels may still wait for this rank's
+    if adapters is not None:
+        adapters.close()
 
 
 class _Group:

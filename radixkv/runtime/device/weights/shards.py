@@ -48,6 +48,19 @@ class Shard(NamedTuple):
         spans = [(first + index * (size // n_parts), size // n_parts) for first, size in _with_firsts(sizes)]
         return Cut(dimension, tuple(spans), n_parts)
 
+    def cuts(self, config: DecoderConfig) -> dict[str, Cut]:
+        """Returns where the rank's parts of a model's tensors are, by name; it has all of those that are left out.
+
+        Args:
+            config: of the whole model.
+        """
+        parts, sections = tensor_shapes(config.shard(self.n_ranks)), row_sections(config)
+        cuts = {
+            name: self.cut(shape, parts[name], sections.get(name, (shape[0],)))
+            for name, shape in tensor_shapes(config).items()
+        }
+        return {name: cut for name, cut in cuts.items() if cut is not None}
+
     def head(self, vocab_size: int) -> Cut:
         """Returns which tokens the rank computes logits of, where ranks divide the output head.
 
@@ -114,14 +127,15 @@ class Cuts:
                 one that is not tied.
         """
         head = f"{config.names.head}.weight"
-        parts, sections = tensor_shapes(config.shard(shard.n_ranks)), row_sections(config)
+        shapes, parts = tensor_shapes(config), tensor_shapes(config.shard(shard.n_ranks))
+        sections, cuts = row_sections(config), shard.cuts(config)
+        if divides_head and head in shapes:
+            cuts[head] = shard.head(config.vocab_size)
         stored: dict[str, Cut] = {}
         dequantized: dict[str, Cut] = {}
-        for name, shape in tensor_shapes(config).items():
-            part, rows = parts[name], sections.get(name, (shape[0],))
-            cut = shard.head(shape[0]) if divides_head and name == head else shard.cut(shape, part, rows)
-            if cut is None:
-                continue
+        for name, cut in cuts.items():
+            shape, part = shapes[name], parts[name]
+            rows = sections.get(name, (shape[0],))
             is_quantized = scheme is not None and (len(shape) > 1 if quantized is None else name in quantized)
             # The parts of a head may overlap.
             is_whole = False

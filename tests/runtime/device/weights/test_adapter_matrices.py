@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from radixkv.checkpoints.adapters import AdapterFolder
-from radixkv.runtime.device.weights.adapter_matrices import adapter_pair
+from radixkv.runtime.device.weights.adapter_matrices import AdapterMatrices
 from support.adapters import Sizes, adapter_tensors, layer_modules, write_adapter
 
 _Q, _V = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj"
@@ -21,7 +21,7 @@ def _check(path: Path) -> None:
     stored = load_file(path / "adapter_model.safetensors")
     assert folder.modules
     for module in folder.modules:
-        for half, matrix in zip("AB", adapter_pair(folder, module), strict=True):
+        for half, matrix in zip("AB", AdapterMatrices(folder).pair(module), strict=True):
             expected = stored[f"base_model.model.{module}.lora_{half}.weight"]
             assert matrix.dtype == expected.dtype
             assert torch.equal(matrix.view(torch.uint8), expected.view(torch.uint8))
@@ -42,5 +42,5 @@ def test_a_matrix_may_begin_at_any_offset(tmp_path: Path) -> None:
 
 def test_matrices_are_not_copied(tmp_path: Path) -> None:
     folder = AdapterFolder.open(write_adapter(tmp_path, layer_modules("self_attn.q_proj")), max_rank=8)
-    one, other = adapter_pair(folder, _Q), adapter_pair(folder, _Q)
+    one, other = (AdapterMatrices(folder).pair(_Q) for _ in range(2))
     assert [matrix.data_ptr() for matrix in one] == [matrix.data_ptr() for matrix in other]

@@ -1,53 +1,66 @@
-"""The adapters that a GPU has, each in a slot of its memory."""
+"""The adapters that a GPU has loaded: all in host memory, and some in slots of its own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from threading import Lock
 
 import torch
 
-from radixkv.checkpoints.adapters import AdapterFolder
 from radixkv.errors import CheckpointError, shortened
+from radixkv.runtime.device.adapters.base_model import BaseModel
 from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory, SlotTables
-from radixkv.runtime.device.adapters.sources import count_values, open_adapter
-from radixkv.runtime.device.model_config.config import DecoderConfig
-
-
-@dataclass
-class FilledSlot:
-    """A slot with the matrices of an adapter."""
-
-    slot: int
-    tables: SlotTables
-    n_holders: int
-    """One for each ``PreparedCudaAdapter`` that was neither put nor discarded, and one if rows may ask for it."""
+from radixkv.runtime.device.adapters.sources import open_adapter
+from radixkv.runtime.device.weights.adapter_matrices import AdapterMatrices
 
 
 @dataclass(frozen=True)
 class PreparedCudaAdapter:
-    """A ``ReadAdapter`` whose matrices are in a slot, which is not freed before it is put or discarded."""
+    """A ``ReadAdapter`` whose matrices are in host memory."""
 
     digest: str
     invocation_tokens: tuple[int, ...] | None
     n_bytes: int
+    _folder: AdapterMatrices
     _adapters: CudaAdapters
 
     def put(self) -> None:
         """See ``ReadAdapter.put``."""
-        self._adapters.publish(self.digest, self.n_bytes)
+        self._adapters.keep(self._folder, self.n_bytes)
 
     def discard(self) -> None:
-        """See ``ReadAdapter.discard``."""
-        self._adapters.release(self.digest)
+        """See ``ReadAdapter.discard``. Its memory is free once nothing refers to it."""
+
+
+@dataclass
+class SlotCopy:
+    """An ``AdapterCopy`` into a slot."""
+
+    _folder: AdapterMatrices
+    _slot: int
+    _memory: AdapterMemory
+    _adapters: CudaAdapters
+    _tables: SlotTables | None = None
+
+    def fill(self) -> None:
+        """See ``AdapterCopy.fill``."""
+        self._tables = self._memory.write(self._slot, self._folder)
+
+    def put(self) -> None:
+        """See ``AdapterCopy.put``."""
+        assert self._tables is not None, "fill comes before put"
+        self._adapters.publish(self._folder.digest, self._slot, self._tables)
+
+    def discard(self) -> None:
+        """See ``AdapterCopy.discard``."""
+        self._adapters.free(self._slot)
 
 
 class CudaAdapters:
-    """``DeviceAdapters`` over the slots of a GPU. A digest has one slot, however often it is read.
+    """``DeviceAdapters`` over the slots of a GPU.
 
     Args:
         memory: with the products of the decoder, and allocated.
-        model: the base model.
+        model: the base model, or a rank's part of it.
         dtype: of the matrices.
         max_rank: most ranks of an adapter.
         stream: of the steps.
@@ -56,7 +69,7 @@ class CudaAdapters:
     def __init__(
         self,
         memory: AdapterMemory,
-        model: DecoderConfig,
+        model: BaseModel,
         dtype: torch.dtype,
         *,
         max_rank: int,
@@ -71,13 +84,9 @@ class CudaAdapters:
         self._dtype = dtype
         self._max_rank = max_rank
         self._stream = stream
-        self._free = list(reversed(range(memory.n_slots)))
-        self._filled: dict[str, FilledSlot] = {}
+        self._kept: dict[str, AdapterMatrices] = {}
         """By digest."""
-        self._lock = Lock()
-        """Held for microseconds, to look at ``_free`` and ``_filled`` or to change them."""
-        self._one_reader = Lock()
-        """Held while a thread prepares an adapter, so that another one finds it if it is the same."""
+        self._free = list(reversed(range(memory.n_slots)))
 
     def read(self, name: str, path: str) -> PreparedCudaAdapter:
         """See ``DeviceAdapters.read``."""
@@ -87,70 +96,43 @@ class CudaAdapters:
         except CheckpointError as error:
             raise CheckpointError(f"adapter {shortened(name)}: {error}") from None
 
-    def prepare(self, folder: AdapterFolder) -> PreparedCudaAdapter:
-        """Copies the matrices of an opened adapter into a free slot, unless a slot has them.
-
-        Any thread may call it, beside steps. It waits for other threads that do.
+    def prepare(self, folder: AdapterMatrices) -> PreparedCudaAdapter:
+        """Checks an opened adapter, which stays in host memory. Any thread may call it. O(modules).
 
         Raises:
-            CheckpointError: no slot is free, or a module of the adapter is in no product of the decoder.
+            CheckpointError: a module of the adapter is in no product of the decoder.
         """
         self._memory.check(folder)
-        with self._one_reader:
-            if not self._hold(folder.digest):
-                self._fill(folder)
-        n_bytes = count_values(folder) * self._dtype.itemsize
-        return PreparedCudaAdapter(folder.digest, folder.invocation_tokens, n_bytes, self)
+        n_bytes = folder.n_values * self._dtype.itemsize
+        return PreparedCudaAdapter(folder.digest, folder.invocation_tokens, n_bytes, folder, self)
 
-    def publish(self, digest: str, n_bytes: int) -> None:
-        """Lets rows ask for a prepared adapter, until ``remove``."""
-        filled = self._filled[digest]
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            self._memory.publish(filled.slot, filled.tables)
-        self.slots[digest] = filled.slot
-        self.sizes[digest] = n_bytes
+    def keep(self, folder: AdapterMatrices, n_bytes: int) -> None:
+        """Loads a prepared adapter, until ``remove``."""
+        self._kept[folder.digest] = folder
+        self.sizes[folder.digest] = n_bytes
 
     def remove(self, digest: str) -> None:
         """See ``DeviceAdapters.remove``."""
-        del self.slots[digest], self.sizes[digest]
-        self.release(digest)
+        del self._kept[digest], self.sizes[digest]
+
+    def copy(self, digest: str) -> SlotCopy:
+        """See ``DeviceAdapters.copy``."""
+        return SlotCopy(self._kept[digest], self._free.pop(), self._memory, self)
+
+    def publish(self, digest: str, slot: int, tables: SlotTables) -> None:
+        """Lets rows ask for the adapter that is in a slot, until ``withdraw``."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            self._memory.publish(slot, tables)
+        self.slots[digest] = slot
+
+    def withdraw(self, digest: str) -> None:
+        """See ``DeviceAdapters.withdraw``."""
+        self.free(self.slots.pop(digest))
+
+    def free(self, slot: int) -> None:
+        """Frees a slot, of which no row of a launched step asks."""
+        self._free.append(slot)
 
     def close(self) -> None:
-        """Frees the memory of all slots, once no step is launched any more, and nothing is read."""
+        """Frees the memory of all slots, once no step is launched any more, and nothing is copied."""
         self._memory.release()
-
-    def release(self, digest: str) -> None:
-        """Frees the slot of an adapter, of which no row of a launched step asks, unless it is prepared again."""
-        with self._lock:
-            filled = self._filled[digest]
-            filled.n_holders -= 1
-            if not filled.n_holders:
-                del self._filled[digest]
-                self._free.append(filled.slot)
-
-    def _hold(self, digest: str) -> bool:
-        """Keeps a slot that has an adapter; returns whether there is one."""
-        with self._lock:
-            filled = self._filled.get(digest)
-            if filled is not None:
-                filled.n_holders += 1
-        return filled is not None
-
-    def _fill(self, folder: AdapterFolder) -> None:
-        """Copies the matrices of an adapter into a free slot, which has one holder then."""
-        with self._lock:
-            if not self._free:
-                raise CheckpointError(
-                    f"the GPU has room for {self._memory.n_slots} adapters, one more than max_loras, and all is "
-                    "taken, perhaps by unloaded ones whose requests still run; unload one, wait for requests, or "
-                    "set max_loras higher"
-                )
-            slot = self._free.pop()
-        try:
-            tables = self._memory.write(slot, folder)
-        except BaseException:
-            with self._lock:
-                self._free.append(slot)
-            raise
-        with self._lock:
-            self._filled[folder.digest] = FilledSlot(slot, tables, 1)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from radixkv.checkpoints.adapters import AdapterFolder
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.ops.cuda.lora import LoraMatrices, tile_columns
-from radixkv.runtime.device.weights.adapter_matrices import adapter_pair
+from radixkv.runtime.device.weights.adapter_matrices import AdapterMatrices
 from radixkv.runtime.device.weights.layer_weights import Part
 
 _ALIGNED_VALUES = 64
@@ -129,13 +128,13 @@ class AdapterMemory:
         self._products.clear()
         del self._values, self._ranks, self._scales, self._staging
 
-    def check(self, adapter: AdapterFolder) -> None:
+    def check(self, adapter: AdapterMatrices) -> None:
         """Raises ``CheckpointError`` if no product has one of the adapter's modules."""
         known = {part.name for product in self._products for part in product.parts}
         if unused := adapter.modules.keys() - known:
             raise CheckpointError(f"adapter {adapter.digest[:12]}: nothing computes with its module {min(unused)}")
 
-    def write(self, slot: int, adapter: AdapterFolder) -> SlotTables:
+    def write(self, slot: int, adapter: AdapterMatrices) -> SlotTables:
         """Copies the matrices of an adapter into a slot that no step uses; returns the rest. Waits for the copies.
 
         One thread at a time may call it, beside steps: the copies have a stream of their own.
@@ -151,7 +150,7 @@ class AdapterMemory:
                     shape = adapter.modules.get(part.name)
                     if shape is not None:
                         ranks[entry + index], scales[entry + index] = shape.rank, shape.scale
-                        a, b = adapter_pair(adapter, part.name)
+                        a, b = adapter.pair(part.name)
                         b = b if part.rows is None else b[part.rows]
                         copies.add(a, values[first_a + index * self._max_rank * product.n_in :])
                         copies.add(b.t(), values[first_b + first_out * self._max_rank :])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from radixkv.runtime.device.adapters.base_model import BaseModel
 from radixkv.runtime.device.adapters.cuda.blocks import StepAdapters
 from radixkv.runtime.device.adapters.cuda.loaded import CudaAdapters
 from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory
@@ -12,18 +13,17 @@ from radixkv.runtime.device.adapters.cuda.operations import CudaLoraOperations
 from radixkv.runtime.device.adapters.sources import open_adapters
 from radixkv.runtime.device.adapters.targets import target_shapes
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 
 
 class OpenedAdapters:
-    """The adapters of an engine on one GPU.
+    """The adapters of an engine on one GPU, or of a rank on its own.
 
     Build the decoder of ``operations``, then call ``load``.
 
     Args:
         settings: all of the device.
-        config: of the model.
+        model: the base model, or a rank's part of it.
         operations: of the device.
         dtype: of activations.
         stream: of the steps.
@@ -32,16 +32,17 @@ class OpenedAdapters:
     def __init__(
         self,
         settings: DeviceSettings,
-        config: DecoderConfig,
+        model: BaseModel,
         operations: CudaOperations,
         dtype: torch.dtype,
         stream: torch.cuda.Stream,
     ) -> None:
+        assert settings.max_loras is not None, "a GPU has a default"
         n_slots = settings.max_loras + SPARE_SLOTS
         self._sources = settings.adapters
-        self._config = config
+        self._model = model
         self._memory = AdapterMemory(n_slots, settings.max_lora_rank, dtype, stream.device)
-        self.adapters = CudaAdapters(self._memory, config, dtype, max_rank=settings.max_lora_rank, stream=stream)
+        self.adapters = CudaAdapters(self._memory, model, dtype, max_rank=settings.max_lora_rank, stream=stream)
         """Those that rows may ask for."""
         self.step = StepAdapters(
             self.adapters.slots,
@@ -52,16 +53,16 @@ class OpenedAdapters:
         )
         """Those of a step's rows."""
         self.operations = CudaLoraOperations(
-            operations, config.activation, target_shapes(config), self._memory, self.step
+            operations, model.config.activation, target_shapes(model.config), self._memory, self.step
         )
         """Those of the decoder."""
 
     def load(self) -> None:
-        """Allocates the memory of all slots, and loads the adapters of the settings.
+        """Allocates the memory of all slots, and loads the adapters of the settings into host memory.
 
         Raises:
             CheckpointError: one cannot be read, or has changed.
         """
         self._memory.allocate()
-        for folder in open_adapters(self._sources, self._config):
-            self.adapters.prepare(folder).put()
+        for adapter in open_adapters(self._sources, self._model):
+            self.adapters.prepare(adapter).put()

@@ -13,13 +13,14 @@ from radixkv.runtime.device.ops.base import Mlp, Norm, RowReader
 from radixkv.runtime.device.ops.cuda import layers
 from radixkv.runtime.device.ops.cuda.layers import CudaLinear
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
+from radixkv.runtime.device.ops.decorated import DecoratedOperations
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 from radixkv.runtime.device.weights.layer_weights import LinearWeights, Matrix, MlpWeights, NormWeights
 
 
-class CudaLoraOperations:
-    """``Operations`` on one GPU, with the LoRA of adapters beside attention's projections and dense MLPs.
+class CudaLoraOperations(DecoratedOperations[CudaOperations]):
+    """``Operations`` on a GPU, with the LoRA of adapters beside attention's projections and dense MLPs.
 
     Products that no adapter can change are the device's own. The head, experts and recurrent layers are, too:
     ``targets.fitted`` refuses adapters that change them.
@@ -40,20 +41,11 @@ class CudaLoraOperations:
         memory: AdapterMemory,
         step: StepAdapters,
     ) -> None:
-        self._operations = operations
+        super().__init__(operations)
         self._activation: Activation = activation
         self._targets = targets
         self._memory = memory
         self._step = step
-        self.gated = operations.gated
-        self.capped = operations.capped
-        self.head = operations.head
-        self.recurrent_layer = operations.recurrent_layer
-        self.experts = operations.experts
-        self.routed_experts = operations.routed_experts
-        self.experts_beside = operations.experts_beside
-        self.layer_input = operations.layer_input
-        self.rotate_and_store = operations.rotate_and_store
 
     def linear(self, weights: LinearWeights) -> CudaLinear:
         """See ``Operations.linear``."""

@@ -1,0 +1,272 @@
+"""The waiting queue of an engine whose steps can have only some of the adapters: whose turn it is for a slot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from sortedcontainers import SortedDict
+
+from radixkv.runtime.protocols.queue import Queue
+from radixkv.runtime.request import Phase, Request
+
+TURN_S = 1.0
+"""How long an adapter keeps its slot, and another one waits, before the slot takes no new requests."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """An adapter that steps can have."""
+
+    since: float
+    """When it got the slot."""
+    is_closed: bool = False
+    """Whether its new requests wait, so that the slot becomes free."""
+    n_queued: int = 0
+    """Requests of it in the queue behind."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """The requests that wait for the slot of one adapter."""
+
+    since: float
+    """When the first of them came, or when the slot was closed."""
+    requests: SortedDict[tuple[int, int], Request] = field(default_factory=SortedDict)
+    """By their order."""
+
+
+class SlotQueue:
+    """A waiting queue with a line in front of it for each adapter without a slot.
+
+    The queue behind has the requests that can be admitted, in its own order: those without an adapter, and those
+    whose adapter has a slot. Requests of other adapters are in line, so they hold nobody back.
+
+    A slot is *in use* while a request of its adapter runs, loads pages, or is in the queue behind. One that is not
+    goes to the next adapter, that of least recent use first. If all are in use, slots *close*: the one that its
+    adapter has had longest, but at least for ``TURN_S``, for each adapter that has waited for ``TURN_S``. New
+    requests for a closed slot's adapter are in line again. Those that have begun go on, also after a preemption, so
+    it is free once these have ended. Next is the adapter that has waited longest; as long as none has waited for
+    ``TURN_S``, the one whose first request is first in order.
+
+    So an adapter is next after at most one turn of a slot for each adapter that has waited longer, and gets one in
+    a turn: ``TURN_S``, the time of the longest request, and that of a copy. See
+    docs/decisions/0083-adapters-take-turns.md.
+
+    Args:
+        queue: the queue behind.
+        n_slots: adapters that steps can have.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, queue: Queue, n_slots: int, clock: Callable[[], float]) -> None:
+        self.is_common = queue.is_common
+        self._queue = queue
+        self._n_slots = n_slots
+        self._clock = clock
+        self._slots: dict[str, _Slot] = {}
+        """By digest of the adapter, that of least recent use first."""
+        self._lines: dict[str, _Line] = {}
+        """By digest of the adapter. None is empty."""
+        self._unstarted: SortedDict[tuple[float, int], Request] = SortedDict()
+        """Those in line that wait for their first step, by time of arrival."""
+        self._n_unstarted: Counter[str] = Counter()
+        """Their number, by sender."""
+
+    def __len__(self) -> int:
+        """Returns how many requests are in the queue behind."""
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._queue)
+
+    @property
+    def version(self) -> int:
+        """See ``Queue.version``."""
+        return self._queue.version
+
+    @property
+    def n_adapters(self) -> int:
+        """Adapters that have slots."""
+        return len(self._slots)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether a request waits for a slot."""
+        return bool(self._lines)
+
+    def n_in_line(self, sender: str | None = None) -> int:
+        """Returns how many requests wait for a slot; those of a sender in O(requests in line)."""
+        in_line = [line.requests for line in self._lines.values()]
+        if sender is None:
+            return sum(map(len, in_line))
+        return sum(request.sender == sender for requests in in_line for request in requests.values())
+
+    def n_unstarted_beside(self, request: Request) -> int:
+        """See ``Queue.n_unstarted_beside``. O(senders)."""
+        n_in_line = self._n_unstarted.total() if self.is_common else self._n_unstarted[request.sender]
+        return self._queue.n_unstarted_beside(request) + n_in_line
+
+    def take_received_before(self, time_s: float) -> list[Request]:
+        """See ``Queue.take_received_before``."""
+        taken = self._queue.take_received_before(time_s)
+        for request in taken:
+            self._left_queue(request)
+        while self._unstarted and self._unstarted.peekitem(0)[1].received_at < time_s:
+            taken.append(self._unstarted.peekitem(0)[1])
+            self._leave_line(taken[-1])
+        return sorted(taken, key=lambda request: request.received_at)
+
+    def add(self, request: Request) -> None:
+        """See ``Queue.add``. O(1) more than the queue behind."""
+        slot = self._slots.get(request.adapter.digest)
+        if not request.adapter.digest or (slot is not None and (not slot.is_closed or _has_begun(request))):
+            self._enter_queue(request)
+        else:
+            self._enter_line(request)
+
+    def remove(self, request: Request) -> None:
+        """See ``Queue.remove``."""
+        if self.may_start(request):
+            self._queue.remove(request)
+            self._left_queue(request)
+        else:
+            self._leave_line(request)
+
+    def may_start(self, request: Request) -> bool:
+        """See ``Queue.may_start``. O(1)."""
+        line = self._lines.get(request.adapter.digest)
+        return line is None or line.requests.get(request.order) is not request
+
+    def candidates(self) -> Iterable[Request]:
+        """See ``Queue.candidates``."""
+        return self._queue.candidates()
+
+    def next_requests(self) -> Iterator[Request]:
+        """See ``Queue.next_requests``."""
+        return self._queue.next_requests()
+
+    def short(self, n_tokens: int, unfinished: Sequence[Request]) -> Iterable[Request]:
+        """See ``Queue.short``."""
+        return self._queue.short(n_tokens, unfinished)
+
+    def count_passes(self, admitted: Sequence[Request]) -> None:
+        """See ``Queue.count_passes``."""
+        self._queue.count_passes(admitted)
+
+    def charge(self, requests: Sequence[Request], n_tokens: int) -> None:
+        """See ``Queue.charge``."""
+        self._queue.charge(requests, n_tokens)
+
+    def has_line(self, digest: str) -> bool:
+        """Returns whether a request waits for the slot of an adapter. O(1)."""
+        return digest in self._lines
+
+    def next_adapter(self) -> str | None:
+        """Returns the adapter that is to get the next slot; None if none waits for one. O(adapters in line)."""
+        waiting = self._waiting()
+        overdue = [digest for digest in waiting if self._is_over(self._lines[digest].since)]
+        if overdue:
+            return min(overdue, key=lambda digest: self._lines[digest].since)
+        return min(waiting, key=lambda digest: self._lines[digest].requests.peekitem(0)[0], default=None)
+
+    def find_slot(self, users: Iterable[Request]) -> tuple[bool, str | None]:
+        """Returns whether another adapter can get a slot, and the adapter that loses its own for that, if any.
+
+        O(slots + users) if none is empty.
+
+        Args:
+            users: the requests that hold or load pages.
+        """
+        if len(self._slots) < self._n_slots:
+            return True, None
+        used = {request.adapter.digest for request in users}
+        unused = (digest for digest, slot in self._slots.items() if not slot.n_queued and digest not in used)
+        digest = next(unused, None)
+        return digest is not None, digest
+
+    def put(self, digest: str) -> None:
+        """Gives an adapter a slot, of which one is empty; its requests leave the line. O(requests in line)."""
+        assert len(self._slots) < self._n_slots, "find_slot has found one"
+        self._slots[digest] = _Slot(self._clock())
+        self._dissolve_line(digest)
+
+    def withdraw(self, digest: str) -> bool:
+        """Takes the slot of an adapter that is not in use; returns whether it had one. O(1)."""
+        slot = self._slots.pop(digest, None)
+        assert slot is None or not slot.n_queued, "a slot in use is never taken"
+        return slot is not None
+
+    def take_turns(self) -> None:
+        """Closes the slots that others are due to get, and opens those that nobody waits for any more.
+
+        O(slots + adapters in line), and O(waiting) where a slot closes.
+        """
+        n_empty = self._n_slots - len(self._slots)
+        n_due = sum(self._is_over(self._lines[digest].since) for digest in self._waiting()) - n_empty
+        longest = sorted((slot.since, digest) for digest, slot in self._slots.items() if self._is_over(slot.since))
+        closing = {digest for _, digest in longest[: max(0, n_due)]}
+        for digest, slot in self._slots.items():
+            if slot.is_closed and digest not in closing:
+                slot.is_closed = False
+                self._dissolve_line(digest)
+            elif not slot.is_closed and digest in closing:
+                slot.is_closed = True
+                self._return_to_line(digest)
+
+    def _waiting(self) -> list[str]:
+        """Returns the adapters in line that have no slot, the first of which began to wait first."""
+        return [digest for digest in self._lines if digest not in self._slots]
+
+    def _is_over(self, since: float) -> bool:
+        return self._clock() - since >= TURN_S
+
+    def _enter_queue(self, request: Request) -> None:
+        if request.adapter.digest:
+            self._slots[request.adapter.digest].n_queued += 1
+        self._queue.add(request)
+
+    def _left_queue(self, request: Request) -> None:
+        """Counts that a request has left the queue behind; its adapter is that of most recent use."""
+        if request.adapter.digest:
+            slot = self._slots.pop(request.adapter.digest)
+            slot.n_queued -= 1
+            self._slots[request.adapter.digest] = slot
+
+    def _enter_line(self, request: Request) -> None:
+        request.phase = Phase.WAITING
+        line = self._lines.setdefault(request.adapter.digest, _Line(self._clock()))
+        line.requests[request.order] = request
+        if request.first_row is None:
+            self._unstarted[request.received_at, request.serial] = request
+            self._n_unstarted[request.sender] += 1
+
+    def _leave_line(self, request: Request) -> None:
+        digest = request.adapter.digest
+        line = self._lines[digest]
+        del line.requests[request.order]
+        if not line.requests:
+            del self._lines[digest]
+        if request.first_row is None:
+            del self._unstarted[request.received_at, request.serial]
+            self._n_unstarted[request.sender] -= 1
+
+    def _dissolve_line(self, digest: str) -> None:
+        """Puts the requests of an adapter into the queue behind."""
+        line = self._lines.get(digest)
+        for request in () if line is None else tuple(line.requests.values()):
+            self._leave_line(request)
+            self._enter_queue(request)
+
+    def _return_to_line(self, digest: str) -> None:
+        """Puts the requests of an adapter that have not begun into line. O(waiting)."""
+        for request in tuple(self._queue):
+            if request.adapter.digest == digest and not _has_begun(request):
+                self._queue.remove(request)
+                self._slots[digest].n_queued -= 1
+                self._enter_line(request)
+
+
+def _has_begun(request: Request) -> bool:
+    return request.first_row is not None
