@@ -40,10 +40,10 @@ class SharedMemoryStore:
     or that it is read or written; the pages before it count as used after it. So a set of slots gives up the least
     recently used page, and the end of a prefix before its beginning.
 
-    Whoever writes a slot holds its lock, empties the commit word, writes header and page, and the commit word last.
-    Whoever reads one shares its lock, and compares the commit word under it. A slot whose lock another has is a
-    miss for readers, and no choice for writers: nobody waits. The kernel frees the locks of a process that dies, and
-    the slot is free then, or has the whole page.
+    Whoever writes a slot holds its lock, empties the commit word, writes header and page, and the commit word
+    last. Whoever reads one shares its lock, and compares the commit word under it. A slot whose lock another has is
+    a miss for readers, and no choice for writers: nobody waits. The kernel frees the locks of a process that dies,
+    and the slot is free then, or has the whole page.
 
     Args:
         segment: closed with this store.
