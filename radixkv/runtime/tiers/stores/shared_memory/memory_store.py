@@ -148,7 +148,10 @@ class SharedMemoryStore:
             n_left -= self._table.touch_chain(key, tick, n_left)
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
-        """See ``PageStore``. Removes what other servers have written, too, who may write it again."""
+        """See ``PageStore``. Removes what other servers have written, too, who may write it again.
+
+        A page that continues one which is gone is not found. It is of no use until that one is written again.
+        """
         with self._lock:
             self._n_removals += 1
             slots = self._table.below(key, leading)
