@@ -4,8 +4,8 @@ Usage: python bench/shared_store.py s3://BUCKET/PREFIX [--mebibytes 64] [--round
        python bench/shared_store.py 'shm://bench-{page_bytes}?size=1GiB'
 
 Prints JSON lines for one page alone and for all at once: the medians of all rounds, in seconds. The pages remain
-in the store. A segment of ``shm://`` has pages of one size, which ``{page_bytes}`` puts into its name. Nothing is looked
-up there, so ``look_up_s`` is the time of reading its table.
+in the store. A segment of ``shm://`` has pages of one size, which ``{page_bytes}`` puts into its name. Nothing is
+looked up there, so ``look_up_s`` is the time of reading its table.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from radixkv.runtime.tiers.stores.page_store import PageStore
 PAGE_TOKEN_BYTES = 64
 PAGES = {"tiny": 80 << 10, "8B": 2 << 20}
 """Bytes of a page of 16 tokens."""
+N_LOADS = 3
+"""Loads of the same pages, of which the median counts."""
 
 
 def look_up(store: PageStore, keys: Sequence[bytes], n_pages: int) -> float:
@@ -63,7 +65,7 @@ def measure(url: str, page_bytes: int, n_pages: int) -> dict[str, float]:
         "look_up": look_up(reader, keys, n_pages),
     }
     slots = [memoryview(bytearray(os.urandom(1) * page_bytes)) for _ in keys]
-    seconds["load"] = seconds_of(reader, reader.load(keys, tokens, slots), n_pages)
+    seconds["load"] = median(seconds_of(reader, reader.load(keys, tokens, slots), n_pages) for _ in range(N_LOADS))
     writer.close(1.0)
     reader.close(1.0)
     return seconds

@@ -1,4 +1,4 @@
-"""Servers that share memory: what each finds of the others, servers that are killed, ranks, replicas, wrong uses."""
+"""Servers that share memory: what each finds of the others, kills, ranks, replicas and starts that fail."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -181,6 +182,14 @@ def test_a_sequence_longer_than_the_segment_keeps_its_beginning(tmp_path: Path) 
         long = list(range(10, 20))
         assert store_run(store, long) == 6
         assert load_run(store, long) == [page_of(key, PAGE_BYTES) for key in keys_of(long)[:6]]
+
+
+def test_a_clock_that_is_set_back_stops_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with memory_store(tmp_path, 6) as store:
+        store_run(store, list(range(6)))
+        now = time.time_ns() - 3600 * 10**9
+        monkeypatch.setattr(time, "time_ns", lambda: now)
+        assert store_run(store, list(range(10, 20))) == 6
 
 
 def test_what_others_store_is_found_without_asking(tmp_path: Path) -> None:

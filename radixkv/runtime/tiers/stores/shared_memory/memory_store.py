@@ -31,6 +31,8 @@ SPARE_PAUSE_S = 1.0
 """The same pages are not marked again before."""
 COUNT_PAUSE_S = 1.0
 """How old the number of pages may be."""
+_CLOCK_SLACK_NS = 10**9
+"""A use that is further in the future is from before the clock was set back."""
 
 
 class SharedMemoryStore:
@@ -267,10 +269,9 @@ class SharedMemoryStore:
 
     def _take_slot(self, locks: SlotLocks, key: bytes, began: int) -> int | None:
         """Locks and empties the slot that a page takes. None if each was used since ``began``, or is locked."""
+        latest = time.time_ns() + _CLOCK_SLACK_NS
         for tick, slot in self._table.first_to_go(key):
-            if tick >= began:
-                return None
-            if not locks.try_hold(slot):
+            if began <= tick <= latest or not locks.try_hold(slot):
                 continue
             if self._table.tick(slot) == tick:
                 with self._lock:
