@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from mmap import mmap
 
 import numpy as np
+import numpy.typing as npt
 
 from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
 
@@ -122,23 +123,12 @@ class SlotTable:
         digests = np.array(self._digests, np.uint64)
         slots = np.flatnonzero(digests)
         digests, parents = digests[slots], np.array(self._parents, np.uint64)[slots]
-        order = np.argsort(parents, kind="stable")
-        sorted_parents = parents[order]
-
-        def children(words: np.ndarray) -> np.ndarray:
-            firsts = np.searchsorted(sorted_parents, words, "left")
-            counts = np.searchsorted(sorted_parents, words, "right") - firsts
-            ends = np.cumsum(counts)
-            offsets = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
-            return order[np.repeat(firsts, counts) + offsets]
-
-        found = np.flatnonzero(digests == _word(key[:WORD_BYTES]))
-        is_gone = np.zeros(len(slots), bool)
-        is_gone[found] = True
-        level = children(np.array([_word(key[:WORD_BYTES])], np.uint64))
+        children = _Children(parents)
+        is_gone = digests == _word(key[:WORD_BYTES])
+        level = children.find(np.array([_word(key[:WORD_BYTES])], np.uint64))
         while len(level := level[~is_gone[level]]):
             is_gone[level] = True
-            level = children(np.unique(digests[level]))
+            level = children.find(np.unique(digests[level]))
         for before in reversed(leading):
             word = _word(before[:WORD_BYTES])
             if np.any(~is_gone & (parents == word)):
@@ -153,6 +143,27 @@ class SlotTable:
 
     def _first_slot(self, digest: bytes) -> int:
         return int.from_bytes(digest, "little") % self._n_sets * self._n_ways
+
+
+class _Children:
+    """Finds the pages that continue others, by the words of those.
+
+    Args:
+        parents: of each page, the word of the page before it.
+    """
+
+    def __init__(self, parents: npt.NDArray[np.uint64]) -> None:
+        self._order = np.argsort(parents, kind="stable")
+        self._parents = parents[self._order]
+
+    def find(self, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+        """Returns the places of the pages that continue any of these. O(words · log pages + pages found)."""
+        firsts = np.searchsorted(self._parents, words, "left")
+        counts = np.searchsorted(self._parents, words, "right") - firsts
+        ends = np.cumsum(counts)
+        within = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
+        found: npt.NDArray[np.intp] = self._order[np.repeat(firsts, counts) + within]
+        return found
 
 
 def _word(digest: bytes) -> int:
