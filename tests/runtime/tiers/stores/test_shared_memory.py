@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 import shutil
 import tempfile
@@ -370,6 +371,16 @@ def test_less_memory_than_the_segment(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match="does not fit into memory"):
         Segment(segment_url(tmp_path, 1 << 20))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_limit_of_address_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    segment = Segment(segment_url(tmp_path, 1 << 20))
+    monkeypatch.setattr(mmap, "mmap", fail)
+    with pytest.raises(ConfigError, match="Cannot allocate memory"):
+        segment.map(PAGE_BYTES, PAGE_TOKEN_BYTES)
 
 
 def test_too_small_a_segment(tmp_path: Path) -> None:

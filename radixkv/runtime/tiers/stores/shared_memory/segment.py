@@ -74,7 +74,7 @@ class Segment:
         """Maps the segment, whose pages are of this size from the first call on, in any server.
 
         Raises:
-            ConfigError: it has pages of another size, or there is not room for one.
+            ConfigError: it has pages of another size, there is not room for one, or it cannot be mapped.
         """
         wanted = _FORMAT.pack(page_bytes, page_token_bytes)
         self._lock_whole(locks := SlotLocks(self.descriptor))
@@ -91,7 +91,10 @@ class Segment:
                 f"it has pages of {n_found} bytes and {n_token_bytes // 4} tokens, and those of this model have "
                 f"{page_bytes} and {page_token_bytes // 4}; give another name, or remove the file {self._path}"
             )
-        slots = Slots.map(self.descriptor, self.n_bytes, page_bytes, page_token_bytes)
+        try:
+            slots = Slots.map(self.descriptor, self.n_bytes, page_bytes, page_token_bytes)
+        except OSError as error:
+            raise self._failure(error) from error
         if slots is None:
             raise self._unusable(f"{self.n_bytes} bytes do not hold a page of {page_bytes}; give a larger size")
         return slots
