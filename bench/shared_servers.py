@@ -2,7 +2,8 @@
 
 ``agents`` sends the sessions of the workload to the servers in turn, request by request, whichever server has seen
 the session before. ``hits`` asks one server about documents that only its host tier has, and another one about
-documents that only the store has, one request at a time.
+documents that only the store has, one request at a time. Each is asked twice about all of them, since memory is slow
+when it is first used. The faster round counts.
 
     python bench/shared_servers.py --output-file bench/results/shared_servers.jsonl
     python bench/shared_servers.py --stores none shm file s3://BUCKET/PREFIX --sessions 16 --rounds 3
@@ -166,7 +167,9 @@ async def run_hits(args: argparse.Namespace, store: str, seed: int) -> dict[str,
             msgspec.json.encode({"model": model, "prompt": documents[0][::-1], "max_tokens": 1}),
             limit_s=60.0,
         )
-        for client in (clients[0], clients[0], clients[0], clients[1]):
+        for client in (clients[0], clients[0], clients[0], clients[1], clients[1]):
+            if client is clients[1]:
+                await client.request("POST", "/flush_cache", limit_s=60.0)  # of its own tiers, not of the store
             seconds.append(await ask_all(client))
             await asyncio.sleep(1.0)
         counters = [await metrics(client) for client in clients]
@@ -174,9 +177,9 @@ async def run_hits(args: argparse.Namespace, store: str, seed: int) -> dict[str,
         "prompt_tokens": DOCUMENT_TOKENS + 1,
         "computed_s": round(seconds[0], 5),
         "from_host_s": round(min(seconds[1:3]), 5),
-        "from_store_s": round(seconds[3], 5),
+        "from_store_s": round(min(seconds[3:]), 5),
         "store_hits_pct": round(
-            100 * counters[1]["store_prefix_cache_hits_total"] / (N_DOCUMENTS * (DOCUMENT_TOKENS + 1)), 2
+            100 * counters[1]["store_prefix_cache_hits_total"] / (2 * N_DOCUMENTS * (DOCUMENT_TOKENS + 1)), 2
         ),
         "us_per_page_loaded": per_page(counters[:1], "host_pages_loaded", "host_load_seconds"),
         "us_per_page_fetched": per_page(counters[1:], "store_pages_fetched", "store_fetch_seconds"),
