@@ -1,7 +1,7 @@
 """Two servers of one machine that share a store, beside one server with twice the pool: hits, and tokens a second.
 
-``agents`` sends the sessions of the workload to the servers in turn, request by request, whichever server has seen
-the session before. ``hits`` asks one server about documents that only its host tier has, and another one about
+``agents`` sends the sessions of the workload to the servers in turn, request by request, whichever server has
+seen the session before. ``hits`` asks one server about documents that only its host tier has, and another one about
 documents that only the store has, one request at a time. Each is asked twice about all of them, since memory is slow
 when it is first used. The faster round counts.
 
