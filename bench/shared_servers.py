@@ -2,8 +2,8 @@
 
 ``agents`` sends the sessions of the workload to the servers in turn, request by request, whichever server has
 seen the session before. ``hits`` asks one server about documents that only its host tier has, and another one about
-documents that only the store has, one request at a time. Each is asked twice about all of them, since memory is slow
-when it is first used. The faster round counts.
+documents that only the store has, one request at a time. Each is asked twice about all of them, since memory is
+slow when it is first used. The faster round counts.
 
     python bench/shared_servers.py --output-file bench/results/shared_servers.jsonl
     python bench/shared_servers.py --stores none shm file s3://BUCKET/PREFIX --sessions 16 --rounds 3
