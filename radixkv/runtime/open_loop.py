@@ -92,12 +92,12 @@ def open_loop(
             with suppress(UnsupportedFeature):  # each request with structured outputs is told why
                 warm = open_grammars()  # beside the model
                 on_failure.callback(warm.close)
-        objects = None
+        shared = None
         if config.cache.cache_url is not None:
-            from radixkv.runtime.tiers.open import open_objects
+            from radixkv.runtime.tiers.open import open_shared_cache
 
-            objects = open_objects(config.cache.cache_url)  # before the model, which takes longer
-            on_failure.callback(objects.close)
+            shared = open_shared_cache(config.cache.cache_url)  # before the model, which takes longer
+            on_failure.callback(shared.close)
         executor = open_device(resolved, checkpoint, times)
         on_failure.callback(executor.close)
         pool, n_states, window_pages = executor.window_pool, executor.n_states, None
@@ -121,7 +121,7 @@ def open_loop(
 
             host_shares = page_quotas(config.tenants)
             host_tier = open_tiers(
-                resolved, checkpoint, executor, cache, host_bytes, objects, page_quotas=host_shares
+                resolved, checkpoint, executor, cache, host_bytes, shared, page_quotas=host_shares
             )
             on_failure.callback(host_tier.close, timeout_s=0.0)
             times.end("tiers")
@@ -222,9 +222,9 @@ def check_shared_store(url: str | None) -> None:
         ConfigError: its package is missing, or the store cannot be used.
     """
     if url is not None:
-        from radixkv.runtime.tiers.open import open_objects
+        from radixkv.runtime.tiers.open import open_shared_cache
 
-        open_objects(url).close()
+        open_shared_cache(url).close()
 
 
 def _open_grammars(checkpoint: Checkpoint, tokenizer_folder: Path, *, is_off: bool) -> Grammars:

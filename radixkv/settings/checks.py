@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from radixkv.errors import ConfigError, shortened
+from radixkv.settings.values import parse_bytes
 
 Check = Callable[[str, Any], None]
 """Takes the name of a setting and its value, and raises ``ConfigError`` if that is wrong."""
@@ -22,6 +23,7 @@ MAX_SECONDS = 1e9
 """Longest time, in seconds or milliseconds: timers take no longer one."""
 _CACHE_URL = re.compile(
     r"file:///[^?#@\s]+|"
+    r"shm://[A-Za-z0-9][A-Za-z0-9._-]{0,99}\?size=[0-9A-Za-z.]+(&folder=/[^?#@&\s]*)?|"
     r"(s3://[A-Za-z0-9._-]+|mooncake://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})(/[^?#@\s]*)?",
     re.ASCII,
 )
@@ -123,8 +125,16 @@ def check_cache_url(name: str, url: object) -> None:
     """Refuses what is no store that servers share. The error does not contain a password."""
     if not (isinstance(url, str) and _CACHE_URL.fullmatch(url)):
         what = "has a user or password (S3: use AWS_*)" if "@" in str(url) else f"{shortened(url)} is no store"
-        raise ConfigError(f"{name} {what}; use s3://BUCKET/PREFIX, mooncake://HOST:PORT or file:///FOLDER")
-    if url.startswith("file:") and not _is_path(url):
+        raise ConfigError(
+            f"{name} {what}; use s3://BUCKET/PREFIX, mooncake://HOST:PORT, file:///FOLDER or shm://NAME?size=SIZE"
+        )
+    if url.startswith("shm:"):
+        size = url.partition("?size=")[2].partition("&")[0]
+        try:
+            check_bytes("size", parse_bytes(size))
+        except ConfigError as error:
+            raise ConfigError(f"{name} {shortened(url)}: {error}") from error
+    if url.startswith(("file:", "shm:")) and not _is_path(url):
         raise ConfigError(
             f"{name} {shortened(url)} has %00 or bytes that are no UTF-8 in its path; name it otherwise"
         )

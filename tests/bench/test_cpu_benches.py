@@ -229,3 +229,23 @@ def test_adapters_take_turns_in_a_workload(tmp_path: Path) -> None:
     assert line["hit_rate_pct"] == pytest.approx(100 * 48 / line["prompt_tokens"], abs=0.01), (
         "one of eight requests follows one with its examples and its adapter"
     )
+
+
+@pytest.mark.nightly
+def test_pages_in_shared_memory_are_stored_and_loaded(tmp_path: Path) -> None:
+    url = f"shm://bench-{{page_bytes}}?size=64MiB&folder={tmp_path}"
+    lines = run("shared_store.py", tmp_path, url, "--mebibytes", "8", "--rounds", "1")
+    assert [(line["store"], line["model"], line["n_pages"]) for line in lines] == [
+        ("shm", "tiny", 1),
+        ("shm", "tiny", 102),
+        ("shm", "8B", 1),
+        ("shm", "8B", 4),
+    ]
+
+
+@pytest.mark.nightly
+def test_servers_that_share_memory_find_what_the_others_have(tmp_path: Path) -> None:
+    small = ("--sessions", "4", "--turns", "1", "--store-mebibytes", "128")
+    agents, hits = run("shared_servers.py", tmp_path, "--stores", "shm", *small)
+    assert agents["failed"] == 0 < agents["store_hits_pct"]
+    assert hits["store_hits_pct"] > 99

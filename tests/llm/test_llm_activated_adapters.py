@@ -202,7 +202,12 @@ def test_tiers_keep_what_each_has_computed(folders: Path, tmp_path: Path) -> Non
     """After a restart, too, where another adapter has the name of the first one; and another server's store."""
     with opened(folders / "base", lora_modules=modules(folders)) as llm:
         expected = {one: cold(llm, PROMPT, one) for one in (None, JUDGE, RANK)}
-    for tiers in ({"cache_dir": tmp_path / "disk"}, {"cache_url": f"file://{tmp_path}/shared"}):
+    memory = f"shm://kv?size=16MiB&folder={tmp_path}"
+    for tiers in (
+        {"cache_dir": tmp_path / "disk"},
+        {"cache_url": f"file://{tmp_path}/shared"},
+        {"cache_url": memory},
+    ):
         settings = {"host_memory_bytes": 1 << 24, "load_policy": "always", **tiers}
         with opened(folders / "base", lora_modules=modules(folders), **settings) as llm:
             assert generate(llm, PROMPT, JUDGE).outputs == expected[JUDGE]

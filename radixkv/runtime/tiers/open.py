@@ -25,7 +25,7 @@ from radixkv.runtime.tiers.stores.file_store import FileStore
 from radixkv.runtime.tiers.stores.object_store import ObjectStore
 from radixkv.runtime.tiers.stores.page_keys import KVIdentity, root_key
 from radixkv.runtime.tiers.stores.page_store import PageStore
-from radixkv.runtime.tiers.stores.shared_store import SharedStore
+from radixkv.runtime.tiers.stores.shared_cache import CacheInMemory, CacheOfObjects, SharedCache
 from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.tree.states import BLOCK_TOKENS
@@ -34,8 +34,22 @@ _MEASURED_TOKENS = 512
 """Tokens of the steps that measure how fast the device computes prompts."""
 
 
+def open_shared_cache(url: str) -> SharedCache:
+    """Opens a store that servers share.
+
+    Args:
+        url: the setting ``cache_url``.
+
+    Raises:
+        ConfigError: its package is missing, or the store cannot be used.
+    """
+    if url.startswith("shm:"):
+        return CacheInMemory(url)
+    return CacheOfObjects(open_objects(url), url)
+
+
 def open_objects(url: str) -> ObjectStore:
-    """Opens the objects of a store that servers share.
+    """Opens the objects of a store that is no memory.
 
     Args:
         url: the setting ``cache_url``.
@@ -69,7 +83,7 @@ def open_tiers(
     executor: Executor,
     cache: PageCache,
     host_memory_bytes: int,
-    objects: ObjectStore | None = None,
+    shared: SharedCache | None = None,
     *,
     page_quotas: PageQuotas | None = None,
 ) -> HostTier:
@@ -81,7 +95,7 @@ def open_tiers(
         executor: the device, with its pool.
         cache: the page cache of the pool.
         host_memory_bytes: size of the host tier.
-        objects: those of the shared store, which closes them; None: no shared store.
+        shared: the store that servers share, which is closed with the tiers; None: there is none.
         page_quotas: divide the host tier's pages among tenants; None: nothing is divided.
 
     Raises:
@@ -119,11 +133,11 @@ def open_tiers(
         min_tokens = min(MIN_MEASURED_TOKENS, settings.max_num_batched_tokens // 2)
         cost = LoadCost(n_more * settings.page_size, min_tokens)
         disk = None
-        if objects is not None or resolved.config.cache.cache_dir is not None:
+        if shared is not None or resolved.config.cache.cache_dir is not None:
             max_tokens = min(settings.max_num_batched_tokens, settings.max_model_len)
             _measure_compute(executor, settings.page_size, max_tokens, cost)
             root = root_key(_kv_identity(resolved, checkpoint, executor))
-            store = _open_store(resolved, copier.page_bytes, objects)
+            store = _open_store(resolved, copier.page_bytes, shared)
             on_failure.callback(store.close, timeout_s=0.0)
             disk = StorageTier(host, store, root, copier.buffer, cost, state_buffers)
         host_tier = HostTier(
@@ -152,11 +166,10 @@ def _check_windows(windows: WindowPages, copier: PageCopier, n_bytes: int, page_
         )
 
 
-def _open_store(resolved: ResolvedConfig, page_bytes: int, objects: ObjectStore | None) -> PageStore:
+def _open_store(resolved: ResolvedConfig, page_bytes: int, shared: SharedCache | None) -> PageStore:
     page_token_bytes = resolved.device_settings.page_size * TOKEN_BYTES
-    if objects is not None:
-        name = f"the shared store {resolved.config.cache.cache_url}"
-        return SharedStore(objects, name, page_bytes=page_bytes, page_token_bytes=page_token_bytes)
+    if shared is not None:
+        return shared.open_store(page_bytes=page_bytes, page_token_bytes=page_token_bytes)
     assert resolved.config.cache.cache_dir is not None
     return FileStore(
         Path(resolved.config.cache.cache_dir),

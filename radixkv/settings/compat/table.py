@@ -157,7 +157,8 @@ REFUSED = (
     Refused(
         "servers share KV through a store",
         {ENGINE: "kv_transfer_config"},
-        "use cache_url (--cache-url s3://BUCKET/PREFIX, mooncake://HOST:PORT or file:///FOLDER)",
+        "use cache_url (--cache-url s3://BUCKET/PREFIX, mooncake://HOST:PORT, file:///FOLDER or "
+        "shm://NAME?size=SIZE)",
     ),
     Refused(
         "a size turns the host tier on",

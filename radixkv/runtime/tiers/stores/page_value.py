@@ -16,6 +16,8 @@ _MAGIC = b"radixkv\n"
 _FORMAT_VERSION = 1
 _FIELDS = struct.Struct(f"<8sIIQ{KEY_BYTES}s")
 _CHECKSUM_BYTES = 16
+KEY_AT = _FIELDS.size - KEY_BYTES
+"""Where a header has the page's key."""
 
 
 class DamagedPage(RadixKVError):
@@ -52,9 +54,10 @@ class PageHeader:
             DamagedPage: they are of another format, key or tokens, or the checksum is wrong.
         """
         known = self._without_checksum(key, tokens)
-        if header[:-_CHECKSUM_BYTES] != known:
+        found = bytes(header)  # a memoryview compares its bytes one by one
+        if found[:-_CHECKSUM_BYTES] != known:
             raise DamagedPage("its header is that of another page or format")
-        if header[-_CHECKSUM_BYTES:] != _checksum(known, page):
+        if found[-_CHECKSUM_BYTES:] != _checksum(known, page):
             raise DamagedPage("its checksum is wrong")
 
     def _without_checksum(self, key: bytes, tokens: bytes) -> bytes:

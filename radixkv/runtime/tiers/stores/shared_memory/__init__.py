@@ -1,0 +1,1 @@
+"""A page store in memory that the servers of one machine map."""

@@ -1,0 +1,300 @@
+"""A page store in memory that the servers of one machine map, so that each finds what the others have computed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from radixkv.runtime.tiers.stores.indexed_store import RareWarnings
+from radixkv.runtime.tiers.stores.page_keys import KEY_BYTES, StateKeys
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
+from radixkv.runtime.tiers.stores.page_value import KEY_AT, DamagedPage, PageHeader
+from radixkv.runtime.tiers.stores.shared_memory.segment import Segment
+from radixkv.runtime.tiers.stores.shared_memory.slot_locks import SlotLocks
+from radixkv.runtime.tiers.stores.transfer_threads import Transfer, TransferThreads, Urgency
+
+logger = logging.getLogger(__name__)
+
+N_THREADS = 2
+"""Threads that copy pages."""
+MAX_PENDING_BYTES = 256 << 20
+"""Stores that wait at once; more are dropped."""
+WARNING_PAUSE_S = 60.0
+MAX_SPARED_PAGES = 2048
+"""Pages that one ``spare`` marks at most, 1 µs each."""
+SPARE_PAUSE_S = 1.0
+"""The same pages are not marked again before."""
+COUNT_PAUSE_S = 1.0
+"""How old the number of pages may be."""
+_CLOCK_SLACK_NS = 10**9
+"""A use that is further in the future is from before the clock was set back."""
+
+
+class SharedMemoryStore:
+    """A ``PageStore`` in a segment that other servers read and write, too.
+
+    ``run`` reads the segment's own table, so nothing has to be looked up. A use of a page is that ``run`` finds it,
+    or that it is read or written; the pages before it count as used after it. So a set of slots gives up the least
+    recently used page, and the end of a prefix before its beginning.
+
+    Whoever writes a slot holds its lock, empties the commit word, writes header and page, and the commit word
+    last. Whoever reads one shares its lock, and compares the commit word under it. A slot whose lock another has is
+    a miss for readers, and no choice for writers: nobody waits. The kernel frees the locks of a process that dies,
+    and the slot is free then, or has the whole page.
+
+    Args:
+        segment: closed with this store.
+        name: the store's name in the log.
+        page_bytes: size of a page.
+        page_token_bytes: bytes of one page's tokens.
+        n_threads: threads that copy.
+
+    Raises:
+        ConfigError: the segment has pages of another size, or has no room for one.
+    """
+
+    def __init__(
+        self, segment: Segment, name: str, *, page_bytes: int, page_token_bytes: int, n_threads: int = N_THREADS
+    ) -> None:
+        self.page_bytes = page_bytes
+        self.counts = PageCounts()
+        self._page_token_bytes = page_token_bytes
+        self._name = name
+        self._segment = segment
+        self._slots = segment.map(page_bytes, page_token_bytes)
+        self._table = self._slots.table
+        self._header = PageHeader(page_bytes, page_token_bytes)
+        self._n_removals = 0
+        """Calls of ``remove`` and ``clear``. What began before the last one adds no more pages."""
+        self._removed: list[bytes] | None = None
+        """Keys of pages that this store has removed, for ``take_removed``; None before its first call."""
+        self._lock = threading.Lock()
+        """Guards the fields above."""
+        self._damage_warnings = RareWarnings(WARNING_PAUSE_S)
+        self._spared: tuple[Sequence[bytes], float] = (), 0.0
+        """The keys of the last ``spare`` that has marked pages, and when that was."""
+        self._counted: tuple[int, float] = 0, 0.0
+        """The number of pages, and when they were counted."""
+        self._max_waiting_stores = max(n_threads, MAX_PENDING_BYTES // page_bytes)
+        self._locks = [SlotLocks(segment.descriptor) for _ in range(n_threads)]
+        """One for each thread, which takes it for a page."""
+        self._threads = TransferThreads(n_threads, "shared-memory")
+
+    @property
+    def n_pages(self) -> int:
+        """See ``PageStore``. With those of all servers, and at most a second old unless it is 0."""
+        n_pages, counted = self._counted
+        now = time.monotonic()
+        if not n_pages or now > counted + COUNT_PAUSE_S:
+            self._counted = n_pages, _ = self._table.n_pages, now
+        return n_pages
+
+    @property
+    def n_bytes(self) -> int:
+        """See ``PageStore``."""
+        return self.n_pages * self._slots.slot_bytes
+
+    @property
+    def health(self) -> StoreHealth | None:
+        """See ``PageStore``. Memory is never away."""
+        return StoreHealth(0, is_away=False)
+
+    def run(self, keys: Sequence[bytes]) -> int:
+        """See ``PageStore``. Counts as a use of these pages."""
+        tick = time.time_ns() + len(keys)
+        for n_pages, key in enumerate(keys):
+            if (slot := self._table.find(key)) is None:
+                return n_pages
+            self._table.touch(slot, tick - n_pages)
+        return len(keys)
+
+    def look_up(self, keys: Sequence[bytes], first: int = 0, states: StateKeys | None = None) -> int | None:
+        """See ``PageStore``. There is nothing to look for: ``run`` knows it."""
+        return None
+
+    def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        """See ``PageStore``."""
+        n_known = self.run(keys)
+        tick = time.time_ns() + len(keys)
+        steps = [
+            partial(self._load_page, *page, tick - n, n < n_known)
+            for n, page in enumerate(self._pages(keys, tokens, buffers))
+        ]
+        return self._threads.start(Urgency.LOAD, steps, len(steps), None)
+
+    def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        """See ``PageStore``. At most ``MAX_PENDING_BYTES`` wait at once."""
+        n_accepted = max(0, self._max_waiting_stores - self._threads.n_waiting(Urgency.STORE))
+        pages = self._pages(keys, tokens, buffers)[:n_accepted]
+        began = time.time_ns()
+        steps = [
+            partial(self._store_page, *page, began, began + len(pages) - n, self._n_removals)
+            for n, page in enumerate(pages)
+        ]
+        return self._threads.start(Urgency.STORE, steps, len(steps), None)
+
+    def spare(self, keys: Sequence[bytes]) -> None:
+        """See ``PageStore``. Counts as a use of the first ``MAX_SPARED_PAGES`` of them; O(these) once a second."""
+        before, marked = self._spared
+        now = time.monotonic()
+        if keys == before and now < marked + SPARE_PAUSE_S:
+            return
+        self._spared = list(keys), now
+        tick, n_left = time.time_ns(), MAX_SPARED_PAGES
+        for key in keys:
+            n_left -= self._table.touch_chain(key, tick, n_left)
+
+    def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
+        """See ``PageStore``. Removes what other servers have written, too, who may write it again.
+
+        A page that continues one which is gone is not found. It is of no use until that one is written again.
+        """
+        with self._lock:
+            self._n_removals += 1
+            slots = self._table.below(key, leading)
+            for slot in slots:
+                self._note_removed(slot)
+                self._table.clear(slot)
+        self._counted = 0, 0.0
+        return Removal(self._threads.start(Urgency.REMOVAL, (), len(slots), None), len(slots))
+
+    def clear(self) -> int:
+        """See ``PageStore``."""
+        with self._lock:
+            self._n_removals += 1
+        return self._threads.start(Urgency.REMOVAL, (), 0, None)
+
+    def take_removed(self) -> list[bytes]:
+        """See ``PageStore``. What other servers remove is not among them until a load misses it."""
+        with self._lock:
+            removed, self._removed = self._removed or [], []
+            return removed
+
+    def take_finished(self) -> list[FinishedTransfer]:
+        """See ``PageStore``."""
+        return self._threads.take_finished()
+
+    def fileno(self) -> int:
+        """See ``PageStore``."""
+        return self._threads.fileno()
+
+    def close(self, timeout_s: float) -> None:
+        """See ``PageStore``. The pages stay in the segment."""
+        if self._threads.close(timeout_s):
+            for locks in self._locks:
+                locks.close()
+            self._table.close()
+            self._slots.memory.close()
+        self._segment.close()
+
+    def _pages(
+        self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]
+    ) -> list[tuple[bytes, bytes, memoryview]]:
+        """Returns key, tokens and buffer of each page."""
+        size = self._page_token_bytes
+        assert len(tokens) == len(keys) * size
+        page_tokens = [tokens[first : first + size] for first in range(0, len(tokens), size)]
+        return list(zip(keys, page_tokens, buffers, strict=True))
+
+    def _load_page(
+        self, key: bytes, tokens: bytes, page: memoryview, tick: int, was_found: bool, _: Transfer
+    ) -> bool:
+        locks = self._locks.pop()
+        try:
+            is_read = self._read(locks, key, tokens, page, tick)
+        finally:
+            self._locks.append(locks)
+        if was_found and not is_read:
+            with self._lock:
+                self.counts = self.counts._replace(n_lost=self.counts.n_lost + 1)
+                if self._removed is not None:
+                    self._removed.append(key)
+        return is_read
+
+    def _read(self, locks: SlotLocks, key: bytes, tokens: bytes, page: memoryview, tick: int) -> bool:
+        """Copies a page from its slot; returns whether it was there, and whole."""
+        slot = self._table.find(key)
+        if slot is None or not locks.try_share(slot):
+            return False
+        try:
+            if not self._table.has(slot, key):
+                return False  # another page has taken the slot
+            self._copy_out(slot, key, tokens, page)
+            self._table.touch(slot, tick)
+        except DamagedPage as error:
+            self._table.clear(slot)
+            self._damage_warnings.add(f"a page in {self._name} is a miss, and is removed", error)
+            return False
+        finally:
+            locks.free(slot)
+        return True
+
+    def _copy_out(self, slot: int, key: bytes, tokens: bytes, page: memoryview) -> None:
+        """Copies a slot's page, for holders of its lock. Raises ``DamagedPage`` if the copy is another one."""
+        n_header = self._header.n_bytes
+        with self._slots.value(slot, n_header + self.page_bytes) as value, value[n_header:] as content:
+            _copy(content, page)
+            with value[:n_header] as header:
+                self._header.check(header, key, tokens, page)
+
+    def _store_page(
+        self, key: bytes, tokens: bytes, page: memoryview, began: int, tick: int, n_removals: int, _: Transfer
+    ) -> bool:
+        if n_removals != self._n_removals:
+            return False
+        if (found := self._table.find(key)) is not None:
+            self._table.touch(found, tick)
+            return True
+        locks = self._locks.pop()
+        try:
+            if (slot := self._take_slot(locks, key, began)) is None:
+                return False
+            try:
+                self._copy_in(slot, key, tokens, page)
+                with self._lock:
+                    if n_removals != self._n_removals:
+                        return False
+                    self._table.commit(slot, key, tick)
+                    self.counts = self.counts._replace(n_written=self.counts.n_written + 1)
+            finally:
+                locks.free(slot)
+        finally:
+            self._locks.append(locks)
+        return True
+
+    def _take_slot(self, locks: SlotLocks, key: bytes, began: int) -> int | None:
+        """Locks and empties the slot that a page takes. None if each was used since ``began``, or is locked."""
+        latest = time.time_ns() + _CLOCK_SLACK_NS
+        for tick, slot in self._table.first_to_go(key):
+            if began <= tick <= latest or not locks.try_hold(slot):
+                continue
+            if self._table.tick(slot) == tick:
+                with self._lock:
+                    self._note_removed(slot)
+                self._table.clear(slot)
+                return slot
+            locks.free(slot)  # it was used meanwhile
+        return None
+
+    def _copy_in(self, slot: int, key: bytes, tokens: bytes, page: memoryview) -> None:
+        """Writes header and page of an empty slot, for the holder of its lock."""
+        n_header = self._header.n_bytes
+        with self._slots.value(slot, n_header + self.page_bytes) as value, value[n_header:] as content:
+            value[:n_header] = self._header.make(key, tokens, page)
+            _copy(page, content)
+
+    def _note_removed(self, slot: int) -> None:
+        """Notes for ``take_removed`` that a slot's page goes. For holders of the lock."""
+        if self._removed is not None and not self._table.is_free(slot):
+            with self._slots.value(slot, KEY_AT + KEY_BYTES) as value:
+                self._removed.append(bytes(value[KEY_AT:]))
+
+
+def _copy(source: memoryview, target: memoryview) -> None:
+    """Copies without Python's lock."""
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
