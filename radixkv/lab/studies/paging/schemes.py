@@ -46,9 +46,14 @@ class Pool(NamedTuple):
     """Bytes of a granule, for a scheme with granules."""
 
 
-def granule_tokens(granule_bytes: int) -> int:
-    """Returns how many tokens of one layer's K, or V, a granule holds."""
-    return granule_bytes // (N_KV_HEADS * HEAD_DIM * VALUE_BYTES)
+def granule_tokens(granule_bytes: int, n_layers: int = 1) -> int:
+    """Returns how many tokens a granule holds.
+
+    Args:
+        granule_bytes: bytes of the granule, at least those of a token.
+        n_layers: layers whose K, or V, is in the granule's tensor: one, or all.
+    """
+    return granule_bytes // (n_layers * N_KV_HEADS * HEAD_DIM * VALUE_BYTES)
 
 
 def _granule_scheme(pool: Pool, *, shares: bool) -> PagedScheme:
