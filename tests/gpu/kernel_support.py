@@ -47,7 +47,7 @@ def poisoned(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def among_layers(cache: Tensor, n_layers: int = 3) -> Tensor:
-    """Returns a copy of K or V, [pages, page_size, kv_heads, head_dim], in a tensor with layers of NaN around it."""
+    """Copies K or V, [pages, page_size, kv_heads, head_dim], into a tensor with layers of NaN beside it."""
     pages, page_size, *token = cache.shape
     layers = torch.full((pages, page_size, n_layers, *token), float("nan"), device=cache.device).to(cache.dtype)
     own = layers[:, :, 1]
