@@ -59,7 +59,7 @@ def test_tables_lines_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[st
     output, plots = tmp_path / "lines.jsonl", tmp_path / "plots"
     names = "variable-length,multi-turn"
     flags = ("--workloads", names, "--num-prompts", "25", "--output-file", str(output), "--plot", str(plots))
-    code = run(*SMALL, *flags)
+    code = run(*SMALL, "--full", *flags)
     printed = capsys.readouterr().out
     assert code == 0
     assert "variable-length: 25 sequences" in printed
@@ -67,11 +67,15 @@ def test_tables_lines_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "largest batch / that of reserve-maximum > 4" in printed
     lines = read_lines(output)
     by_scheme = [line for line in lines if "study" not in line]
-    n_schemes = len(SCHEMES) + 2
+    n_schemes = len(SCHEMES) + 4
     schemes = [line["scheme"] for line in by_scheme]
     assert schemes[:n_schemes] == schemes[n_schemes:]
     assert tuple(dict.fromkeys(schemes)) == tuple(SCHEMES) == paging.SCHEMES
-    assert [line["granule_bytes"] for line in by_scheme if "vattention" in line["scheme"]] == [65536, 2097152] * 4
+    assert [line["granule_bytes"] for line in by_scheme if "vattention" in line["scheme"]] == [
+        65536,
+        2097152,
+        2097152,
+    ] * 4
     for line in lines:
         shares = ("occupied", "reserved", "internal", "external", "free", "cached")
         assert sum(line[f"{share}_pct"] for share in shares) == pytest.approx(100, abs=0.01)
@@ -161,7 +165,7 @@ def test_runs_on_one_core_print_the_same_and_do_not_import_torch(capsys: pytest.
     [
         ("--workloads short", "'short'"),
         ("--schemes resize,reserve-all", "'reserve-all' is not a scheme; use reserve-maximum, "),
-        ("--granule-sizes 3MiB", "'3MiB' is not a size of granules; use 64KiB, 2MiB"),
+        ("--granule-sizes 3MiB", "'3MiB' is not a size of granules; use 64KiB, 2MiB, 2MiB/32"),
         ("--page-sizes 1,x", "'x'"),
         ("--gpu-memory-utilization 0.5", "--gpu-memory-utilization=0.5 "),
         ("--batch-sizes 4", "--batch-sizes have no effect without --measure"),
