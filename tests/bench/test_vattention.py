@@ -73,7 +73,10 @@ def test_memory_of_rows_with_a_common_prefix() -> None:
     assert rows.model_bytes(page, shares=True) == (256 + 64 * 16) * (2 << 20) == 2.5 * GIB
     assert rows.model_bytes(granule, shares=False) == 64 * 5 * (128 << 20) == 40 * GIB
     assert rows.model_bytes(granule, shares=True) == (4 + 64) * (128 << 20) == 8.5 * GIB
+    # with all layers in one tensor, a granule of K and one of V hold 32 tokens
+    assert rows.model_bytes(32, shares=True) == rows.model_bytes(page, shares=True)
     short = module("prefix_mapping").SharedRows(256, 1000, 256)
+    assert short.model_bytes(32, shares=True) == (31 + 256 * 9) * (4 << 20)
     assert short.model_bytes(granule, shares=True) == short.model_bytes(granule, shares=False) == 64 * GIB
     assert short.model_bytes(page, shares=True) == (62 + 256 * 17) * (2 << 20)
 

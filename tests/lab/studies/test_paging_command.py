@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from radixkv.cli import main
+from radixkv.lab.bench.environment import machine
 from radixkv.lab.studies.paging import command as paging
 from radixkv.lab.studies.paging import workloads as study_workloads
 from radixkv.lab.studies.paging.measure import MEASURABLE
@@ -52,6 +53,21 @@ def test_lengths_that_do_not_fit_are_refused_before_the_first_simulation(
     assert run(*SMALL, *FEW, "--workloads", "uniform-short,shared-prefix", "--output-file", str(output)) == 1
     assert "--max-model-len 512 holds none" in capsys.readouterr().err
     assert not output.exists() or not output.read_bytes()
+
+
+def test_captions_name_one_core() -> None:
+    assert machine({"processor": "AMD EPYC", "cores": 1}) == "AMD EPYC, 1 core"
+    assert machine({"processor": "AMD EPYC", "cores": 2}) == "AMD EPYC, 2 cores"
+
+
+def test_a_short_run_says_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--workloads", "uniform-short", "--schemes", "reserve-maximum", "--page-sizes", "none")
+    assert run(*flags) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(
+        "a pool of 8,192 tokens; all workloads and schemes take about 20 seconds, with --full"
+    )
+    assert "pool of 8,192 tokens, at most 2,048 a sequence" in " ".join(printed.split())
 
 
 @pytest.mark.nightly
@@ -186,7 +202,10 @@ def test_wrong_usage(arguments: str, message: str, capsys: pytest.CaptureFixture
         ("--page-sizes 0,4", "page size 0 "),
         ("--page-size 1024", "page size 1024 "),
         ("--max-total-tokens 100", "--max-total-tokens 100 "),
-        ("--max-total-tokens 1000 --max-model-len 256", "--max-total-tokens 1000 is less than 1024"),
+        (
+            "--max-total-tokens 1000 --max-model-len 256 --granule-sizes 2MiB",
+            "--max-total-tokens 1000 is less than 1024",
+        ),
         ("--num-prompts 0", "--num-prompts 0 "),
         ("--num-prompts 2 --workloads uniform-short", "uniform-short, with 2 sequences"),
         ("--dataset-path none.jsonl", "--dataset-path none.jsonl"),
