@@ -122,3 +122,21 @@ def test_throughput_of_the_engine() -> None:
 
 def test_tables_are_at_most_100_columns() -> None:
     assert [line for line in PAGE.splitlines() if line.startswith("|") and len(line) > 100] == []
+
+
+@pytest.mark.parametrize("header", ["| memory | decode, Triton |", "| scheme | CPU | Hopper |"])
+def test_scores_count_what_ran(header: str) -> None:
+    rows = table(header)
+    assert len(rows) >= 4
+    for _, *cells, score in rows:
+        assert len(cells) == 4
+        assert number(score) == sum(cell.startswith("yes (") for cell in cells)
+
+
+def test_tests_that_scores_name_exist() -> None:
+    section = PAGE.split("## Kernels and platforms", 1)[1].split("\n## ", 1)[0]
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", section)
+    assert len(named) >= 6
+    for file, name in named:
+        (path,) = (ROOT / "tests").rglob(file)
+        assert f"def {name}(" in path.read_text(encoding="utf-8"), (file, name)

@@ -203,6 +203,23 @@ def test_choices_share_the_prompt_without_a_tree_of_all_requests() -> None:
     assert last[:6] == (0, 0, 0, 0, 64, 0), "nothing stays cached"
 
 
+def test_measures_by_hand() -> None:
+    """A pool of 100 slots in one step, and of as many that are all free in another."""
+    usage = SlotUsage(
+        occupied=40, reserved=6, internal=4, external=10, free=20, cached=20, duplicate=8, stored=60, entries=3
+    )
+    assert (usage.allocated, usage.pool) == (50, 100)
+    shares = average_shares([usage])
+    assert shares.utilisation_pct == 80  # MUR: 40 of 50
+    assert shares.fragmentation_pct == 14  # FI: 4 + 10 of 100
+    assert shares.duplicate_pct == 20  # DR: 8 of 40
+    assert shares.lost_pct == pytest.approx(36)  # 10 are empty, and 8 hold copies, of 50
+    assert (shares.tokens_per_slot, shares.entries_per_1000_tokens) == (1.5, 50)
+    free = SlotUsage(0, 0, 0, 0, 100, 0, 0, 0, 0)
+    both = average_shares([usage, free])
+    assert (both.occupied_pct, both.free_pct, both.utilisation_pct) == (20, 60, 80)
+
+
 def test_tokens_of_a_granule() -> None:
     """A token has 8 heads of 128 values of 2 bytes in a layer's K: 2 KiB."""
     assert (MIB_2.n_tokens, KIB_64.n_tokens, MIB_2_OF_ALL_LAYERS.n_tokens) == (1024, 32, 32)
