@@ -1,10 +1,14 @@
-"""Attention over the same rows with K and V in contiguous memory and in pages, in the shape of Llama 3.1 8B."""
+"""Attention over the same rows with K and V in contiguous memory and in pages, in the shape of Llama 3.1 8B.
+
+Fewer KV heads than its 8 are those of other models with 32 heads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from statistics import median
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -18,7 +22,6 @@ from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.step.plan import SharedRun
 
 N_HEADS = 32
-GROUP = N_HEADS // N_KV_HEADS
 DTYPE = torch.bfloat16
 KV_BYTES = 2 * N_KV_HEADS * HEAD_DIM * VALUE_BYTES
 """Bytes of K and V of a token in one layer."""
@@ -60,6 +63,8 @@ class Layout(NamedTuple):
     """``contiguous``: one page for each row with ``triton``, and no pages with FlashInfer's kernels."""
     page_size: int | None
     """None for contiguous memory."""
+    n_layers: int = 1
+    """Layers whose K, or V, is one tensor: those of a token follow each other, and the next token's come behind."""
 
     def tables(self, rows: Rows) -> Ints:
         """Returns [rows, pages of a row]: block tables of all pages that the rows fill."""
@@ -68,30 +73,54 @@ class Layout(NamedTuple):
         order = np.random.default_rng(0).permutation(n_pages) if self.order == "scattered" else np.arange(n_pages)
         return order.astype(np.int32).reshape(rows.n_rows, -1)
 
-    def attend(self, rows: Rows, workspace: Tensor) -> Attend:
+    def attend(self, rows: Rows, n_kv_heads: int, workspace: Tensor) -> Attend:
         """Plans the rows. ``workspace`` is for FlashInfer's kernels, one at a time."""
         tables = self.tables(rows)
         if self.kernel == "triton":
-            return decode(tables, self.page_size or rows.n_tokens, [rows.n_tokens] * rows.n_rows)[0]
+            page_size = self.page_size or rows.n_tokens
+            if rows.n_queries > 1:
+                return triton_prompts(rows, tables, page_size, n_kv_heads)
+            return decode(tables, page_size, [rows.n_tokens] * rows.n_rows, n_kv_heads=n_kv_heads)[0]
         if self.page_size is None:
-            return flashinfer_contiguous(self.kernel, rows, workspace)
-        return flashinfer_pages(self.kernel, rows, tables, self.page_size, workspace)
+            return flashinfer_contiguous(self.kernel, rows, n_kv_heads, workspace)
+        return flashinfer_pages(self.kernel, rows, tables, self.page_size, n_kv_heads, workspace)
+
+    def sets(self, tokens: Tensor, rows: Rows) -> Sequence[Tensor]:
+        """Views memory as several sets of the rows' tokens, [tokens, kv_heads, dim] each.
+
+        Args:
+            tokens: [tokens of all sets, kv_heads, dim]: ``n_layers`` sets, or any number if that is 1.
+            rows: whose tokens a set has.
+        """
+        if self.n_layers > 1:
+            return tokens.view(rows.n_stored, self.n_layers, *tokens.shape[1:]).unbind(1)
+        return tokens.split(rows.n_stored)
 
 
 def decode(
-    tables: Ints, page_size: int, lengths: Sequence[int], runs: Sequence[SharedRun] = ()
+    tables: Ints,
+    page_size: int,
+    lengths: Sequence[int],
+    runs: Sequence[SharedRun] = (),
+    n_kv_heads: int = N_KV_HEADS,
 ) -> tuple[Attend, str]:
     """Plans decode rows for the engine's kernels. Returns the call, and the variant that the planner chose.
+
+    Without FlashInfer, and without ``runs``, Triton's kernel computes all.
 
     Args:
         tables: [rows, width] block tables.
         page_size: tokens per page.
         lengths: [rows], tokens that each row attends to.
         runs: of shared pages, which may be read once for all their rows.
+        n_kv_heads: KV heads of the ``N_HEADS`` heads.
     """
-    shape = AttentionShape(N_HEADS, N_KV_HEADS, HEAD_DIM, page_size, DTYPE, HEAD_DIM**-0.5, DTYPE)
     padded = np.vstack([tables, np.zeros_like(tables[:1])])
-    attention, staging = attention_over(shape, torch.from_numpy(padded).cuda())
+    attention, staging = attention_over(
+        shape_of(page_size, n_kv_heads),
+        torch.from_numpy(padded).cuda(),
+        kernel=None if runs and find_spec("flashinfer") else "triton",
+    )
     step = planned(attention, staging, lengths, runs)
     layer = attention.step(step, None)
 
@@ -101,7 +130,26 @@ def decode(
     return attend, step.variant
 
 
-def flashinfer_contiguous(kernel: str, rows: Rows, workspace: Tensor) -> Attend:
+def triton_prompts(rows: Rows, tables: Ints, page_size: int, n_kv_heads: int) -> Attend:
+    """Plans prompt rows for the engine's Triton kernel, which always reads block tables."""
+    padded = np.vstack([tables, np.zeros_like(tables[:1])])
+    attention, _ = attention_over(shape_of(page_size, n_kv_heads), torch.from_numpy(padded).cuda(), kernel="triton")
+    slots, n_queries = np.arange(rows.n_rows, dtype=np.int32), np.full(rows.n_rows, rows.n_queries, np.int32)
+    layer = attention.step(None, attention.plan_prompts(slots, rows.n_tokens - n_queries, n_queries))
+    torch.cuda.synchronize()  # the plan is there
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        layer.run(0, q, as_pages(k, page_size), as_pages(v, page_size), out)
+
+    return attend
+
+
+def shape_of(page_size: int, n_kv_heads: int) -> AttentionShape:
+    """Returns the shape of the engine's attention."""
+    return AttentionShape(N_HEADS, n_kv_heads, HEAD_DIM, page_size, DTYPE, HEAD_DIM**-0.5, DTYPE)
+
+
+def flashinfer_contiguous(kernel: str, rows: Rows, n_kv_heads: int, workspace: Tensor) -> Attend:
     """Plans rows that follow each other in memory, for FlashInfer's kernel without block tables."""
     from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
@@ -110,7 +158,7 @@ def flashinfer_contiguous(kernel: str, rows: Rows, workspace: Tensor) -> Attend:
         offsets(rows.n_rows, rows.n_queries),
         offsets(rows.n_rows, rows.n_tokens),
         N_HEADS,
-        N_KV_HEADS,
+        n_kv_heads,
         HEAD_DIM,
         causal=rows.n_queries > 1,
         q_data_type=DTYPE,
@@ -118,7 +166,9 @@ def flashinfer_contiguous(kernel: str, rows: Rows, workspace: Tensor) -> Attend:
     return lambda q, k, v, out: wrapper.run(q, k, v, out=out, enable_pdl=False)
 
 
-def flashinfer_pages(kernel: str, rows: Rows, tables: Ints, page_size: int, workspace: Tensor) -> Attend:
+def flashinfer_pages(
+    kernel: str, rows: Rows, tables: Ints, page_size: int, n_kv_heads: int, workspace: Tensor
+) -> Attend:
     """Plans rows over full pages, for FlashInfer's kernel with block tables."""
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
@@ -129,7 +179,7 @@ def flashinfer_pages(kernel: str, rows: Rows, tables: Ints, page_size: int, work
         torch.from_numpy(tables.flatten()),
         torch.full((rows.n_rows,), page_size, dtype=torch.int32),
         N_HEADS,
-        N_KV_HEADS,
+        n_kv_heads,
         HEAD_DIM,
         page_size,
         causal=rows.n_queries > 1,
@@ -152,9 +202,10 @@ def relative_error(attend: Attend, q: Tensor, k: Tensor, v: Tensor, row_k: Tenso
     """
     out = torch.full_like(q, float("nan"))
     attend(q, k, v, out)
-    scores = q[-1, :GROUP].float() @ row_k[:, 0].float().T * HEAD_DIM**-0.5
+    group = N_HEADS // row_k.shape[1]
+    scores = q[-1, :group].float() @ row_k[:, 0].float().T * HEAD_DIM**-0.5
     expected = scores.softmax(-1) @ row_v[:, 0].float()
-    return float((out[-1, :GROUP].float() - expected).norm() / expected.norm())
+    return float((out[-1, :group].float() - expected).norm() / expected.norm())
 
 
 def slots_of(tables: Ints, page_size: int, n_tokens: int) -> Tensor:
@@ -207,24 +258,28 @@ def spread(name: str, values: Sequence[float], digits: int = 2) -> dict[str, flo
 def compare(layouts: Sequence[Layout], rows: Rows, k: Tensor, v: Tensor, n_calls: int) -> list[dict[str, Any]]:
     """Times layouts of the same rows. A kernel's first layout is the one that its others are compared with.
 
+    Layouts of kernels that are not installed are left out.
+
     Args:
         layouts: kernels and where they find the tokens.
         rows: what is computed.
         k, v: [tokens, kv_heads, dim], as many sets of the rows' tokens as calls alternate among.
         n_calls: calls in a graph.
     """
+    layouts = [layout for layout in layouts if layout.kernel == "triton" or find_spec("flashinfer")]
     workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
     q = torch.randn(rows.n_rows * rows.n_queries, N_HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
     out = torch.empty_like(q)
-    sets = list(zip(k.split(rows.n_stored), v.split(rows.n_stored), strict=True))
-    attends = {layout: layout.attend(rows, workspace) for layout in layouts}
-    errors = {}
-    for layout, attend in attends.items():
+    n_kv_heads = k.shape[1]
+    errors: dict[Layout, float] = {}
+    calls: dict[Layout, list[Callable[[], object]]] = {}
+    for layout in layouts:
+        attend = layout.attend(rows, n_kv_heads, workspace)
+        sets = list(zip(layout.sets(k, rows), layout.sets(v, rows), strict=True))
         slots = slots_of(layout.tables(rows)[-1:], layout.page_size or rows.n_tokens, rows.n_tokens)[0]
-        errors[layout] = relative_error(attend, q, *sets[0], *(tokens[slots] for tokens in sets[0]))
-    times = time_rounds(
-        {layout: [partial(attend, q, *kv, out) for kv in sets] for layout, attend in attends.items()}, n_calls
-    )
+        errors[layout] = relative_error(attend, q, *sets[-1], *(tokens[slots] for tokens in sets[-1]))
+        calls[layout] = [partial(attend, q, *kv, out) for kv in sets]
+    times = time_rounds(calls, n_calls)
     lines = []
     for layout in layouts:
         first = next(other for other in layouts if other.kernel == layout.kernel)
@@ -235,9 +290,11 @@ def compare(layouts: Sequence[Layout], rows: Rows, k: Tensor, v: Tensor, n_calls
                 "kernel": layout.kernel,
                 "layout": layout.order,
                 "page_size": layout.page_size,
+                "kv_heads": n_kv_heads,
+                "layers_in_a_tensor": layout.n_layers,
                 **spread("us", times[layout]),
                 **spread("ratio", ratios, 4),
-                "sets": len(sets),
+                "sets": len(calls[layout]),
                 "relative_error": round(errors[layout], 5),
             }
         )
@@ -246,7 +303,7 @@ def compare(layouts: Sequence[Layout], rows: Rows, k: Tensor, v: Tensor, n_calls
 
 def as_pages(tokens: Tensor, page_size: int) -> Tensor:
     """Views [tokens, kv_heads, dim] as [pages, page_size, kv_heads, dim]."""
-    return tokens.view(-1, page_size, N_KV_HEADS, HEAD_DIM)
+    return tokens.view(-1, page_size, *tokens.shape[1:])
 
 
 def random_tokens(*shape: int) -> Tensor:

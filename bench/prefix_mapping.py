@@ -33,7 +33,7 @@ PAGE_SIZE = 16
 ROW_TOKENS = 8192
 """Tokens that each row has addresses for."""
 USED_LAYERS = 4
-"""Layers that are stored: calls take turns among them, so that the GPU's cache does not keep one's K and V."""
+"""Layers that are read: calls take turns among them, so that the GPU's cache does not keep one's K and V."""
 N_CALLS = 20
 NEEDED_BYTES = 50 << 30
 """Free memory for the largest of ``SHARED``, stored by all schemes at once."""
@@ -105,6 +105,10 @@ def measure_sharing(rows: SharedRows, memory: VirtualMemory) -> Iterator[Line]:
         "radix, shared runs": (radix, (run,)),
         "vattention": (in_granules(rows, memory, shares=False), ()),
         "vattention-shared": (in_granules(rows, memory, shares=True), ()),
+        "vattention-shared, all layers in a tensor": (
+            in_granules(rows, memory, shares=True, n_layers=N_LAYERS),
+            (),
+        ),
     }
     calls: dict[str, Sequence[Callable[[], object]]] = {}
     lines: dict[str, Line] = {}
@@ -141,31 +145,38 @@ def in_pages(rows: SharedRows, *, shares: bool) -> Stored:
     return Stored(layers, order[tables], PAGE_SIZE, line)
 
 
-def in_granules(rows: SharedRows, memory: VirtualMemory, *, shares: bool) -> Stored:
+def in_granules(rows: SharedRows, memory: VirtualMemory, *, shares: bool, n_layers: int = 1) -> Stored:
     """Reserves addresses for ``ROW_TOKENS`` of each row, and maps granules for the tokens that it has.
 
-    The rows' addresses follow each other, so that a row is one page of ``ROW_TOKENS``.
+    The rows' addresses follow each other, so that a row is one page of ``ROW_TOKENS``. All of ``n_layers`` that are
+    in one tensor have physical memory, and ``USED_LAYERS`` of them are read.
     """
     granule = memory.minimum_granule
-    unit_tokens = granule_tokens(granule)
+    unit_tokens = granule_tokens(granule, n_layers)
     tables = rows.tables(unit_tokens, shares=shares)
     row_bytes = ROW_TOKENS // unit_tokens * granule
     device = torch.device("cuda", torch.cuda.current_device())
-    shape = (rows.n_rows * ROW_TOKENS, N_KV_HEADS, HEAD_DIM)
+    n_tensors = 2 * max(USED_LAYERS // n_layers, 1)
+    shape = (rows.n_rows * ROW_TOKENS, n_layers, N_KV_HEADS, HEAD_DIM)
     free_bytes, mapping_s = free_memory(), 0.0
     tensors = []
-    for _ in range(2 * USED_LAYERS):
+    for _ in range(n_tensors):
         first = memory.reserve(rows.n_rows * row_bytes)
         handles = [memory.create(granule) for _ in range(int(tables.max()) + 1)]
         begun = time.perf_counter()
         map_rows(memory, tables, first, row_bytes, handles)
         mapping_s += time.perf_counter() - begun
         tensors.append(tensor_at(first, shape, DTYPE, device))
-    layers = list(zip(tensors[::2], tensors[1::2], strict=True))
+    layers = [
+        (k[:, layer], v[:, layer])
+        for k, v in zip(tensors[::2], tensors[1::2], strict=True)
+        for layer in range(min(n_layers, USED_LAYERS))
+    ]
+    n_tensors_of_model = N_TENSORS // n_layers
     line = {
-        **memory_line(rows, unit_tokens, free_bytes, shares=shares),
-        "mappings_per_row": tables.shape[1] * N_TENSORS,
-        "mapping_ms_per_row": round(1e3 * mapping_s / (2 * USED_LAYERS * rows.n_rows) * N_TENSORS, 3),
+        **memory_line(rows, unit_tokens, free_bytes, shares=shares, n_layers=n_tensors // 2 * n_layers),
+        "mappings_per_row": tables.shape[1] * n_tensors_of_model,
+        "mapping_ms_per_row": round(1e3 * mapping_s / (n_tensors * rows.n_rows) * n_tensors_of_model, 3),
     }
     return Stored(layers, np.arange(rows.n_rows, dtype=np.int32)[:, None], ROW_TOKENS, line)
 
@@ -180,14 +191,16 @@ def map_rows(memory: VirtualMemory, tables: Ints, first: int, row_bytes: int, ha
         memory.allow(begin, len(units) * granule)
 
 
-def memory_line(rows: SharedRows, unit_tokens: int, free_before: int, *, shares: bool) -> Line:
+def memory_line(
+    rows: SharedRows, unit_tokens: int, free_before: int, *, shares: bool, n_layers: int = USED_LAYERS
+) -> Line:
     """Returns the physical memory of all layers, counted, and that of the stored layers, as the driver says."""
     return {
         "unit_tokens": unit_tokens,
         "shared_tokens": rows.n_prefix // unit_tokens * unit_tokens if shares else 0,
         "model_gib": round(rows.model_bytes(unit_tokens, shares=shares) / 2**30, 3),
         "stored_gib": round((free_before - free_memory()) / 2**30, 3),
-        "stored_layers": USED_LAYERS,
+        "stored_layers": n_layers,
     }
 
 

@@ -48,6 +48,26 @@ def test_a_short_prompt_has_its_first_token_before_the_long_ones(tmp_path: Path)
 
 
 @pytest.mark.nightly
+def test_rows_beside_prompts_take_fewer_and_longer_steps_without_chunks(tmp_path: Path) -> None:
+    flags = (
+        "--rows",
+        "4",
+        "--prompts",
+        "2",
+        "--prompt-tokens",
+        "1200",
+        "--new-tokens",
+        "2",
+        "--target-itl-ms",
+        "off",
+    )
+    (chunks,) = run("fair_chunks.py", tmp_path, *flags, "--step-tokens", "300")
+    (_, whole) = run("fair_chunks.py", tmp_path, *flags, "--step-tokens", "2048")
+    assert chunks["steps_beside"] > whole["steps_beside"] >= 2
+    assert whole["beside_max_ms"] >= whole["beside_median_ms"] > 0
+
+
+@pytest.mark.nightly
 def test_beams_share_pages_and_take_time(tmp_path: Path) -> None:
     lines = run("beams.py", tmp_path, "--prompts", "1", "--output-len", "4", "--pairs", "1", "--widths", "3")
     assert [line["case"] for line in lines] == ["pages", "pages", "table_entries", "table_entries", "time", "time"]

@@ -56,9 +56,6 @@ def test_help_and_wrong_use_need_no_gpu(
     assert "invalid choice: 'pages'" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert ends(monkeypatch) == "vattention.py needs an NVIDIA GPU, and torch finds none"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setitem(sys.modules, "flashinfer", None)
-    assert ends(monkeypatch) == "vattention.py needs FlashInfer: pip install 'radixkv[cuda]'"
 
 
 def test_missing_bindings_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +73,10 @@ def test_memory_of_rows_with_a_common_prefix() -> None:
     assert rows.model_bytes(page, shares=True) == (256 + 64 * 16) * (2 << 20) == 2.5 * GIB
     assert rows.model_bytes(granule, shares=False) == 64 * 5 * (128 << 20) == 40 * GIB
     assert rows.model_bytes(granule, shares=True) == (4 + 64) * (128 << 20) == 8.5 * GIB
+    # with all layers in one tensor, a granule of K and one of V hold 32 tokens
+    assert rows.model_bytes(32, shares=True) == rows.model_bytes(page, shares=True)
     short = module("prefix_mapping").SharedRows(256, 1000, 256)
+    assert short.model_bytes(32, shares=True) == (31 + 256 * 9) * (4 << 20)
     assert short.model_bytes(granule, shares=True) == short.model_bytes(granule, shares=False) == 64 * GIB
     assert short.model_bytes(page, shares=True) == (62 + 256 * 17) * (2 << 20)
 
@@ -123,8 +123,53 @@ def test_block_tables_of_layouts_cover_the_same_tokens() -> None:
     ]
 
 
+def test_sets_of_layers_in_one_tensor_interleave() -> None:
+    layouts = module("kv_layouts")
+    rows, memory = layouts.Rows(1, 4), torch.arange(12).view(12, 1, 1)
+    one, all_layers = layouts.Layout("triton", "contiguous", None), layouts.Layout("triton", "contiguous", None, 3)
+    assert [tokens.flatten().tolist() for tokens in one.sets(memory, rows)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+    ]
+    sets = all_layers.sets(memory, rows)
+    assert [tokens.flatten().tolist() for tokens in sets] == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+    assert layouts.as_pages(sets[1], 2).flatten().tolist() == [1, 4, 7, 10]
+
+
+def test_granules_of_all_layers_map_less_and_share_more(driver: FakeCudaDriver) -> None:
+    """A granule of a tensor of 32 layers has 32 tokens, and a row needs two for them, not 64 for 1,024."""
+    memories, prefixes = module("virtual_memory"), module("prefix_mapping")
+    rows = prefixes.SharedRows(2, 70, 20)
+    with memories.VirtualMemory(0, driver) as memory, pytest.MonkeyPatch.context() as patch:
+        for name, value in (("free_memory", int), ("ROW_TOKENS", 1024)):
+            patch.setattr(prefixes, name, value)
+        patch.setattr(torch.cuda, "current_device", int)
+        patch.setattr(
+            prefixes, "tensor_at", lambda _, shape, dtype, __: torch.empty(shape, dtype=dtype, device="meta")
+        )
+        stored = prefixes.in_granules(rows, memory, shares=True, n_layers=32)
+        n_created = len(driver.created)
+        per_layer = prefixes.in_granules(rows, memory, shares=True)
+    assert stored.line["shared_tokens"] == 64
+    # the prefix fills 2 granules, and each row has one more, of K and of V
+    assert n_created == 2 * (2 + 2 * 1)
+    assert stored.line["mappings_per_row"] == 3 * 2
+    assert stored.line["model_gib"] * 2**30 == pytest.approx(2 * 4 * GRANULE, rel=0.1)
+    assert (len(stored.layers), stored.line["stored_layers"]) == (4, 32)
+    assert stored.layers[1][0].stride() == (32 * 1024, 128, 1)
+    assert (len(per_layer.layers), per_layer.line["mappings_per_row"]) == (4, 64)
+
+
 def test_every_case_fills_whole_pages() -> None:
     script = module("vattention")
+    for rows in script.LAYERED:
+        assert rows.n_tokens * module("kv_layouts").N_HEADS // 4 * 128 * 32 < 2**31, (
+            "the kernels take offsets in 32 bits"
+        )
+        assert all(rows.n_tokens % (layout.page_size or 1) == 0 for layout in script.LAYERED_LAYOUTS)
+    for rows in script.SIZED:
+        assert all(rows.n_tokens % page_size == 0 for page_size in script.PAGE_SIZES)
     for rows in (*script.DECODES, *script.PROMPTS):
         layouts = script.DECODE_LAYOUTS if rows.n_queries == 1 else script.PROMPT_LAYOUTS
         assert all(rows.n_tokens % (layout.page_size or 1) == 0 for layout in layouts)

@@ -46,6 +46,15 @@ def poisoned(*shape: int, dtype: torch.dtype) -> Tensor:
     )
 
 
+def among_layers(cache: Tensor, n_layers: int = 3) -> Tensor:
+    """Copies K or V, [pages, page_size, kv_heads, head_dim], into a tensor with layers of NaN beside it."""
+    pages, page_size, *token = cache.shape
+    layers = torch.full((pages, page_size, n_layers, *token), float("nan"), device=cache.device).to(cache.dtype)
+    own = layers[:, :, 1]
+    own.copy_(cache)
+    return own
+
+
 def check_close(found: Tensor, expected: Tensor, *, slack: float = 0.1, n_roundings: int = 1) -> None:
     """Checks that each value is within two units of ``found``'s dtype of a float32 or float64 oracle.
 

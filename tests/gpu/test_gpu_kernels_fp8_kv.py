@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from kernel_support import DEVICE, check_close, integers, normal, on_device_only, on_kernels, poisoned
+from kernel_support import DEVICE, among_layers, check_close, integers, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import LayerTensors
@@ -121,7 +121,8 @@ def test_rotation_stores_what_16_bits_round_to(dtype: torch.dtype, is_exact: boo
     ],
 )
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_decode_rows(head_dim: int, tile_config: TileConfig, kv_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("has_other_layers", [False, True])
+def test_decode_rows(has_other_layers: bool, head_dim: int, tile_config: TileConfig, kv_dtype: torch.dtype) -> None:
     """Rows of 1 to 100 tokens; the last is split into two items. Pages and positions of no row hold NaN.
 
     In float16, because the interpreter multiplies no bfloat16.
@@ -152,6 +153,8 @@ def test_decode_rows(head_dim: int, tile_config: TileConfig, kv_dtype: torch.dty
         ]
     ] + [(0,) * 7]
     items = integers([list(column) for column in zip(*columns, strict=True)])
+    if has_other_layers:
+        k, v = among_layers(k), among_layers(v)
     out, values = (poisoned(4, n_kv_heads * group, head_dim, dtype=dtype) for _ in range(2))
     lse = poisoned(4, n_kv_heads * group, dtype=torch.float32)
     order, scale = integers([0, 1, 2, 3]), head_dim**-0.5

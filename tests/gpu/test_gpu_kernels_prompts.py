@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from kernel_support import DEVICE, check_close, normal, on_device_only, on_kernels, poisoned
+from kernel_support import DEVICE, among_layers, check_close, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape, DecodeRows, LayerTensors
@@ -176,6 +176,16 @@ def test_sinks(window: int | None, has_8_bits: bool) -> None:
     shape = shape_of(2, 8, has_8_bits=has_8_bits)
     world, sinks = World(shape, [window]), normal(shape.n_heads, dtype=torch.float32, scale=2.0) + 2.0
     check_close(world.attended(window, sinks), world.expected(window, sinks), n_roundings=2, slack=1.0)
+
+
+@pytest.mark.parametrize("has_8_bits", [False, True])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_tokens_that_have_other_layers_between_them(page_size: int, has_8_bits: bool) -> None:
+    """K, or V, of all layers in one tensor, as vAttention can lay them out: a token's next one is a stride away."""
+    world = World(shape_of(page_size=page_size, has_8_bits=has_8_bits), [None])
+    expected = world.expected(None)
+    world.k, world.v = among_layers(world.k), among_layers(world.v)
+    check_close(world.attended(None), expected, n_roundings=2, slack=1.0)
 
 
 def test_another_scale() -> None:

@@ -42,7 +42,9 @@ def machine(environment: Mapping[str, object]) -> str:
     """Returns a few words on the machine of an ``environment``, for titles: its GPU, or its processor and cores."""
     name = environment.get("gpu") or environment.get("processor") or "unknown machine"
     cores = environment.get("cores")
-    return str(name) if environment.get("gpu") or not cores else f"{name}, {cores} cores"
+    return (
+        str(name) if environment.get("gpu") or not cores else f"{name}, {cores} {'core' if cores == 1 else 'cores'}"
+    )
 
 
 def commit_of(package: Path) -> str | None:

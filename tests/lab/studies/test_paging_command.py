@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from radixkv.cli import main
+from radixkv.lab.bench.environment import machine
 from radixkv.lab.studies.paging import command as paging
 from radixkv.lab.studies.paging import workloads as study_workloads
 from radixkv.lab.studies.paging.measure import MEASURABLE
@@ -54,12 +55,27 @@ def test_lengths_that_do_not_fit_are_refused_before_the_first_simulation(
     assert not output.exists() or not output.read_bytes()
 
 
+def test_captions_name_one_core() -> None:
+    assert machine({"processor": "AMD EPYC", "cores": 1}) == "AMD EPYC, 1 core"
+    assert machine({"processor": "AMD EPYC", "cores": 2}) == "AMD EPYC, 2 cores"
+
+
+def test_a_short_run_says_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--workloads", "uniform-short", "--schemes", "reserve-maximum", "--page-sizes", "none")
+    assert run(*flags) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(
+        "a pool of 8,192 tokens; all workloads and schemes take about 20 seconds, with --full"
+    )
+    assert "pool of 8,192 tokens, at most 2,048 a sequence" in " ".join(printed.split())
+
+
 @pytest.mark.nightly
 def test_tables_lines_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plots = tmp_path / "lines.jsonl", tmp_path / "plots"
     names = "variable-length,multi-turn"
     flags = ("--workloads", names, "--num-prompts", "25", "--output-file", str(output), "--plot", str(plots))
-    code = run(*SMALL, *flags)
+    code = run(*SMALL, "--full", *flags)
     printed = capsys.readouterr().out
     assert code == 0
     assert "variable-length: 25 sequences" in printed
@@ -67,11 +83,15 @@ def test_tables_lines_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "largest batch / that of reserve-maximum > 4" in printed
     lines = read_lines(output)
     by_scheme = [line for line in lines if "study" not in line]
-    n_schemes = len(SCHEMES) + 2
+    n_schemes = len(SCHEMES) + 4
     schemes = [line["scheme"] for line in by_scheme]
     assert schemes[:n_schemes] == schemes[n_schemes:]
     assert tuple(dict.fromkeys(schemes)) == tuple(SCHEMES) == paging.SCHEMES
-    assert [line["granule_bytes"] for line in by_scheme if "vattention" in line["scheme"]] == [65536, 2097152] * 4
+    assert [line["granule_bytes"] for line in by_scheme if "vattention" in line["scheme"]] == [
+        65536,
+        2097152,
+        2097152,
+    ] * 4
     for line in lines:
         shares = ("occupied", "reserved", "internal", "external", "free", "cached")
         assert sum(line[f"{share}_pct"] for share in shares) == pytest.approx(100, abs=0.01)
@@ -161,7 +181,7 @@ def test_runs_on_one_core_print_the_same_and_do_not_import_torch(capsys: pytest.
     [
         ("--workloads short", "'short'"),
         ("--schemes resize,reserve-all", "'reserve-all' is not a scheme; use reserve-maximum, "),
-        ("--granule-sizes 3MiB", "'3MiB' is not a size of granules; use 64KiB, 2MiB"),
+        ("--granule-sizes 3MiB", "'3MiB' is not a size of granules; use 64KiB, 2MiB, 2MiB/32"),
         ("--page-sizes 1,x", "'x'"),
         ("--gpu-memory-utilization 0.5", "--gpu-memory-utilization=0.5 "),
         ("--batch-sizes 4", "--batch-sizes have no effect without --measure"),
@@ -182,7 +202,10 @@ def test_wrong_usage(arguments: str, message: str, capsys: pytest.CaptureFixture
         ("--page-sizes 0,4", "page size 0 "),
         ("--page-size 1024", "page size 1024 "),
         ("--max-total-tokens 100", "--max-total-tokens 100 "),
-        ("--max-total-tokens 1000 --max-model-len 256", "--max-total-tokens 1000 is less than 1024"),
+        (
+            "--max-total-tokens 1000 --max-model-len 256 --granule-sizes 2MiB",
+            "--max-total-tokens 1000 is less than 1024",
+        ),
         ("--num-prompts 0", "--num-prompts 0 "),
         ("--num-prompts 2 --workloads uniform-short", "uniform-short, with 2 sequences"),
         ("--dataset-path none.jsonl", "--dataset-path none.jsonl"),

@@ -19,6 +19,7 @@ import pytest
 
 from radixkv.lab.studies.paging.lengths import published_lengths
 from radixkv.lab.studies.paging.processes import Map, NotSent, ProcessDied, worker_processes
+from radixkv.lab.studies.paging.schemes import Granule
 from radixkv.lab.studies.paging.study import StudySettings, compare_page_sizes, compare_schemes
 from support.processes import has_ended
 
@@ -52,7 +53,7 @@ def study(*workloads: str, n_conversations: int = 20) -> StudySettings:
         workloads=workloads,
         schemes=("reserve-maximum", "vattention-shared", "radix"),
         page_size=16,
-        granule_sizes=(1 << 16, 1 << 21),
+        granules=(Granule(1 << 16), Granule(1 << 21)),
         page_sizes=(1, 16, 64),
         pool_tokens=2048,
         max_model_len=512,

@@ -22,7 +22,7 @@ from radixkv.lab.studies.paging.contiguous import (
 from radixkv.lab.studies.paging.memory import SlotUsage, average_shares
 from radixkv.lab.studies.paging.paged import PagedScheme
 from radixkv.lab.studies.paging.recommendation import recommend
-from radixkv.lab.studies.paging.schemes import SCHEMES, Pool, granule_tokens
+from radixkv.lab.studies.paging.schemes import SCHEMES, Granule, Pool, granule_tokens
 from radixkv.lab.studies.paging.sequences import SimulatedSequence, TokenRange, TokenRangeSource, Turn
 from radixkv.lab.studies.paging.simulation import Scheme
 from radixkv.runtime.request import GREEDY
@@ -32,10 +32,11 @@ from support.engine import Engine
 POOL_TOKENS = 250
 """No multiple of a page or granule."""
 LONGEST = 128
-KIB_64, MIB_2 = 1 << 16, 1 << 21
+KIB_64, MIB_2, MIB_2_OF_ALL_LAYERS = Granule(1 << 16), Granule(1 << 21), Granule(1 << 21, 32)
 
 NAMED: dict[str, Callable[[], Scheme]] = {
-    name: lambda make=make: make(Pool(POOL_TOKENS, LONGEST, 20.0, 16, KIB_64)) for name, make in SCHEMES.items()
+    name: lambda make=make: make(Pool(POOL_TOKENS, LONGEST, 20.0, 16, KIB_64, has_choices=True))
+    for name, make in SCHEMES.items()
 }
 
 
@@ -173,7 +174,7 @@ def test_an_eighth_more_than_expected_is_reserved() -> None:
 def test_without_a_tree_each_choice_copies_the_prompt() -> None:
     token_ranges = TokenRangeSource()
     prompt = (token_ranges.new(10),)
-    scheme = PagedScheme(64, 4, shares=False)
+    scheme = PagedScheme(64, 4, sharing="nothing")
     scheme.add(Turn(tuple(SimulatedSequence(prompt, token_ranges.new(5)) for _ in range(3))))
     first = step(scheme)
     assert (first.occupied, first.duplicate) == (10, 0), "the prompt is computed once"
@@ -185,9 +186,46 @@ def test_without_a_tree_each_choice_copies_the_prompt() -> None:
     assert last[:6] == (0, 0, 0, 0, 64, 0), "nothing stays cached"
 
 
+def test_choices_share_the_prompt_without_a_tree_of_all_requests() -> None:
+    """Copy-on-write: the 8 tokens of whole pages are shared, and each choice has its own page of the last 2."""
+    token_ranges = TokenRangeSource()
+    prompt = (token_ranges.new(10),)
+    scheme = SCHEMES["paged"](Pool(64, 64, 5.0, 4, has_choices=True))
+    for _ in range(2):  # the second request has the same prompt, and shares nothing with the first
+        scheme.add(Turn(tuple(SimulatedSequence(prompt, token_ranges.new(5)) for _ in range(3))))
+    first = step(scheme)
+    assert (first.occupied, first.duplicate) == (10 + 10, 10)
+    second = step(scheme)
+    assert (second.occupied, second.stored) == (2 * (8 + 3 + 2 + 2), 2 * (11 + 10 + 10))
+    assert second.duplicate == 10 + 4 * 2, "the second's prompt, and the last page in two choices of each"
+    for _ in range(5):
+        last = step(scheme)
+    assert last[:6] == (0, 0, 0, 0, 64, 0), "nothing stays cached"
+
+
+def test_measures_by_hand() -> None:
+    """A pool of 100 slots in one step, and of as many that are all free in another."""
+    usage = SlotUsage(
+        occupied=40, reserved=6, internal=4, external=10, free=20, cached=20, duplicate=8, stored=60, entries=3
+    )
+    assert (usage.allocated, usage.pool) == (50, 100)
+    shares = average_shares([usage])
+    assert shares.utilisation_pct == 80  # MUR: 40 of 50
+    assert shares.fragmentation_pct == 14  # FI: 4 + 10 of 100
+    assert shares.duplicate_pct == 20  # DR: 8 of 40
+    assert shares.lost_pct == pytest.approx(36)  # 10 are empty, and 8 hold copies, of 50
+    assert (shares.tokens_per_slot, shares.entries_per_1000_tokens) == (1.5, 50)
+    free = SlotUsage(0, 0, 0, 0, 100, 0, 0, 0, 0)
+    both = average_shares([usage, free])
+    assert (both.occupied_pct, both.free_pct, both.utilisation_pct) == (20, 60, 80)
+
+
 def test_tokens_of_a_granule() -> None:
     """A token has 8 heads of 128 values of 2 bytes in a layer's K: 2 KiB."""
-    assert (granule_tokens(MIB_2), granule_tokens(KIB_64)) == (1024, 32)
+    assert (MIB_2.n_tokens, KIB_64.n_tokens, MIB_2_OF_ALL_LAYERS.n_tokens) == (1024, 32, 32)
+    assert (MIB_2.n_tensors, KIB_64.n_tensors, MIB_2_OF_ALL_LAYERS.n_tensors) == (64, 64, 2)
+    assert [granule.name for granule in (MIB_2, KIB_64, MIB_2_OF_ALL_LAYERS)] == ["2 MiB", "64 KiB", "2 MiB/32"]
+    assert granule_tokens(1 << 21, n_layers=32) == 2_097_152 // (8 * 128 * 2 * 32)
 
 
 def test_granules_by_hand() -> None:
@@ -199,6 +237,12 @@ def test_granules_by_hand() -> None:
     large = SCHEMES["vattention"](Pool(4096, 128, 20.0, 16, MIB_2))
     large.add(turn(TokenRangeSource(), 40, 3))
     assert step(large)[:6] == (40, 2, 982, 0, 3072, 0)
+    # K of all layers in one tensor: a granule of 2 MiB has 32 tokens again, and the sequence has 2 of K and 2 of V
+    layered = SCHEMES["vattention"](Pool(128, 128, 20.0, 16, MIB_2_OF_ALL_LAYERS))
+    layered.add(turn(TokenRangeSource(), 40, 3))
+    usage = step(layered)
+    assert usage[:6] == (40, 2, 22, 0, 64, 0)
+    assert usage.entries == 2 * 2
 
 
 def test_only_whole_granules_are_aliased() -> None:
@@ -256,7 +300,7 @@ def test_pages_are_those_of_the_engine(shares: bool, n_choices: int, n_pages: in
         "max_reserved_decode_share": 1 / 24,
     }
     engine = Engine(n_pages, 4, shares=shares, min_copied_tokens=4, **limits)
-    scheme = PagedScheme(n_pages * 4, 4, shares=shares)
+    scheme = PagedScheme(n_pages * 4, 4, sharing="prefixes" if shares else "nothing")
     token_ranges = TokenRangeSource()
     prefixes = [token_ranges.new(n_tokens) for n_tokens in (14, 9)]
     n_used: list[int] = []
@@ -283,7 +327,11 @@ def test_pages_are_those_of_the_engine(shares: bool, n_choices: int, n_pages: in
 
 
 def result(scheme: str, mean_batch: float, tokens_per_slot: float = 1.0) -> dict[str, Any]:
-    sizes = {"page_size": 16 if scheme in ("paged", "radix") else None, "granule_bytes": None}
+    sizes = {
+        "page_size": 16 if scheme in ("paged", "radix") else None,
+        "granule_bytes": None,
+        "layers_in_a_tensor": None,
+    }
     return {
         "workload": "w",
         "scheme": scheme,
@@ -300,6 +348,10 @@ def test_the_simplest_of_the_best_is_recommended() -> None:
     assert workload == "w"
     assert text.startswith("paged, 16, ")
     assert "2.6 times reserve-maximum" in text
+    lines[2] = result("paged", 79, 1.2)
+    ((_, text),) = recommend(lines)
+    assert text.startswith("paged, 16, ")
+    assert "choices share their prompts without a tree" in text
     lines[2] = result("paged", 70)
     ((_, text),) = recommend(lines)
     assert text.startswith("radix, 16, ")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from radixkv.lab.bench.flags import add_output_flags
 from radixkv.settings.arguments import Parser, add_engine_flags, count, engine_config, engine_flags, whole_number
@@ -15,10 +16,24 @@ SCHEMES = (
     *("reserve-maximum", "reserve-power-of-two", "reserve-factor", "oracle", "oracle-best-fit", "resize"),
     *("vattention", "vattention-shared", "paged", "radix"),
 )
-GRANULE_SIZES = {"64KiB": 1 << 16, "2MiB": 1 << 21}
-PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-POOL_TOKENS = 65_536
+GRANULES = {"64KiB": (1 << 16, 1), "2MiB": (1 << 21, 1), "2MiB/32": (1 << 21, 32)}
+"""Bytes, and layers whose K is in one tensor, by the name of the granules."""
 MAX_MODEL_LEN = 2048
+
+
+class Extent(NamedTuple):
+    """How much a run simulates, where no flag says so."""
+
+    pool_tokens: int
+    granules: Sequence[str]
+    page_sizes: Sequence[int]
+    duration: str
+    """On two cores that do nothing else, in words."""
+
+
+SHORT = Extent(8192, ("2MiB/32",), (1, 16, 128), "about 20 seconds")
+FULL = Extent(65_536, tuple(GRANULES), (1, 2, 4, 8, 16, 32, 64, 128, 256), "about 3 minutes")
+"""The extent of the results in the docs."""
 
 STUDY_FLAGS = ("--model=", "--revision=", "--tokenizer=", "--max-model-len=", "--page-size=", "--max-total-tokens=")
 """Engine flags that the study uses even without --measure; the tokenizer counts the tokens of texts."""
@@ -31,9 +46,16 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         help="compare the memory use of paged KV with contiguous reservation",
         description="Simulate five workloads, without a model, on the engine's own page cache and on contiguous "
         "memory, and print what the memory is used for while requests wait for it. The pool has --max-total-tokens "
-        f"(default: {POOL_TOKENS}); the longest sequence is --max-model-len (default: {MAX_MODEL_LEN}).",
+        f"(default: {SHORT.pool_tokens}, with --full {FULL.pool_tokens}); the longest sequence is --max-model-len "
+        f"(default: {MAX_MODEL_LEN}). Without flags it takes {SHORT.duration} on two idle cores, with --full "
+        f"{FULL.duration}.",
     )
     study = parser.add_argument_group("study")
+    study.add_argument(
+        "--full",
+        action="store_true",
+        help="as large a pool, and as many sizes of granules and pages, as for the results in the docs",
+    )
     study.add_argument(
         "--workloads",
         type=_workloads,
@@ -66,17 +88,16 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     study.add_argument(
         "--page-sizes",
         type=_page_sizes,
-        default=list(PAGE_SIZES),
         metavar="SIZES",
-        help="page sizes for which to compute wasted memory, separated by commas, or none (default: powers of two "
-        "up to 256)",
+        help="page sizes for which to compute wasted memory, separated by commas, or none (default: "
+        f"{', '.join(map(str, SHORT.page_sizes))}; with --full powers of two up to {FULL.page_sizes[-1]})",
     )
     study.add_argument(
         "--granule-sizes",
         type=_granule_sizes,
-        default=list(GRANULE_SIZES.values()),
         metavar="SIZES",
-        help=f"granules of vattention, separated by commas: {', '.join(GRANULE_SIZES)} (default: both)",
+        help=f"granules of vattention, separated by commas: {', '.join(GRANULES)}, the last in one tensor for K of "
+        f"all 32 layers and one for V (default: {', '.join(SHORT.granules)}; with --full all)",
     )
     study.add_argument(
         "--num-prompts",
@@ -113,9 +134,17 @@ def run(args: argparse.Namespace) -> int:
     """Runs the study; returns the exit code."""
     config = engine_config(args)
     _check_flags(args, config)
+    extent = FULL if args.full else SHORT
+    if args.page_sizes is None:
+        args.page_sizes = list(extent.page_sizes)
+    if args.granule_sizes is None:
+        args.granule_sizes = [GRANULES[name] for name in extent.granules]
+    if args.max_total_tokens is None:
+        print(f"a pool of {extent.pool_tokens:,} tokens; all workloads and schemes take {extent.duration}", end="")
+        print("" if args.full else f", with --full {FULL.duration}", flush=True)
     from radixkv.lab.studies.paging.show import run_study
 
-    run_study(args, config)
+    run_study(args, config, extent.pool_tokens)
     return 0
 
 
@@ -143,8 +172,8 @@ def _schemes(text: str) -> list[str]:
     return _names(text, "scheme", SCHEMES)
 
 
-def _granule_sizes(text: str) -> list[int]:
-    return [GRANULE_SIZES[name] for name in _names(text, "size of granules", GRANULE_SIZES)]
+def _granule_sizes(text: str) -> list[tuple[int, int]]:
+    return [GRANULES[name] for name in _names(text, "size of granules", GRANULES)]
 
 
 def _names(text: str, kind: str, known: Collection[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 from time import thread_time
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -16,6 +17,8 @@ from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.tree.node import Namespace
+
+Sharing = Literal["prefixes", "choices", "nothing"]
 
 _RESERVED_TOKENS, _MAX_RESERVED_SHARE = 16, 1 / 24
 """Tokens and share of the pool that an admission leaves free: little, because the study compares how many sequences
@@ -31,16 +34,21 @@ class PagedScheme:
     Args:
         n_slots: token slots of the pool; a remainder smaller than a page is counted as free.
         page_size: tokens per page.
-        shares: whether sequences share whole pages by prefix, through the radix tree. Without it, choices of one
-            request compute their prompt once, and each has a copy of it.
+        sharing: which sequences share whole pages by prefix, through the radix tree: all; only the choices of one
+            request, as with PagedAttention's copy-on-write; or none. The choices of a request compute their prompt
+            once. What they do not share of it, each has a copy of.
         n_entries_per_page: entries that map a page: one of a block table, or a granule in each tensor of the cache.
     """
 
     n_copied = 0
     """Tokens copied because a sequence has outgrown its memory: a page is added instead."""
 
-    def __init__(self, n_slots: int, page_size: int, *, shares: bool = True, n_entries_per_page: int = 1) -> None:
-        self.cache = PageCache(n_slots // page_size, page_size, is_sharing=shares, min_copied_tokens=page_size)
+    def __init__(
+        self, n_slots: int, page_size: int, *, sharing: Sharing = "prefixes", n_entries_per_page: int = 1
+    ) -> None:
+        self._sharing = sharing
+        is_sharing = sharing != "nothing"
+        self.cache = PageCache(n_slots // page_size, page_size, is_sharing=is_sharing, min_copied_tokens=page_size)
         self._n_unused = n_slots % page_size
         self._n_entries_per_page = n_entries_per_page
         limits = SchedulerLimits(
@@ -96,9 +104,12 @@ class PagedScheme:
         """Returns the slot usage of this step. O(running).
 
         Any free page serves any sequence, so there is no external fragmentation. Sequences that release their pages
-        still hold them in this step, because a fork copies from them.
+        still hold them in this step, because a fork copies from them. Pages that only choices share are free after
+        their request: no later one can read them.
         """
         cache, page_size = self.cache, self.cache.page_size
+        n_evictable = cache.tree.n_pages_evictable
+        n_cached = n_evictable if self._sharing == "prefixes" else 0
         occupied = cache.tree.n_pages_leased * page_size
         reserved = entries = 0
         stored: list[tuple[SimulatedSequence, int]] = []
@@ -116,8 +127,8 @@ class PagedScheme:
             reserved=reserved,
             internal=(cache.n_pages - cache.n_available) * page_size - occupied - reserved,
             external=0,
-            free=cache.n_free * page_size + self._n_unused,
-            cached=cache.tree.n_pages_evictable * page_size,
+            free=(cache.n_free + n_evictable - n_cached) * page_size + self._n_unused,
+            cached=n_cached * page_size,
             duplicate=occupied - count_distinct_tokens(stored),
             stored=sum(n_tokens for _, n_tokens in stored),
             entries=entries * self._n_entries_per_page,
@@ -141,7 +152,7 @@ class PagedScheme:
     def _request(self, request_id: str, sequence: SimulatedSequence) -> Request:
         request = Request(
             id=request_id,
-            namespace=Namespace(),
+            namespace=Namespace(salt=request_id) if self._sharing == "choices" else Namespace(),
             tokens=bytearray(b"".join(token_range.tokens() for token_range in sequence.prompt)),
             n_prompt=sequence.n_prompt,
             max_tokens=sequence.answer.n_tokens,

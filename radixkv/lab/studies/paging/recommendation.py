@@ -50,5 +50,7 @@ def _recommendation(lines: Sequence[ResultLine]) -> str:
 def _cause(chosen: ResultLine) -> str:
     filled = f"{chosen['utilisation_pct']:.0f}% of what it allocates holds KV"
     if chosen["tokens_per_slot"] >= 1 + MAX_DIFFERENCE:
+        if chosen["scheme"] == PAGED:
+            return f"choices share their prompts without a tree, and {filled}"
         return f"a slot serves {chosen['tokens_per_slot']:.1f} tokens, and {filled}"
     return f"{filled}, and too little is shared for a tree to pay"

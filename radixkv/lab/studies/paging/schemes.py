@@ -14,10 +14,10 @@ from radixkv.lab.studies.paging.contiguous import (
     reserve_power_of_two,
     reserve_stored,
 )
-from radixkv.lab.studies.paging.paged import PagedScheme
+from radixkv.lab.studies.paging.paged import PagedScheme, Sharing
 
 PAGED = "paged"
-"""The engine without prefix caching."""
+"""The engine without prefix caching, but with copy-on-write among the choices of a request."""
 RADIX = "radix"
 """The engine as it is, to which the study's targets apply."""
 RESERVE_MAXIMUM = "reserve-maximum"
@@ -28,7 +28,32 @@ ORACLE = "oracle"
 N_LAYERS, N_KV_HEADS, HEAD_DIM, VALUE_BYTES = 32, 8, 128, 2
 """The KV cache whose granules are simulated: Llama 3.1 8B's, in 16 bits."""
 N_TENSORS = 2 * N_LAYERS
-"""Tensors that are mapped granule by granule: K and V of each layer."""
+"""Tensors that are mapped granule by granule, where each layer's K and V are tensors of their own."""
+
+
+class Granule(NamedTuple):
+    """The unit in which physical memory is mapped."""
+
+    n_bytes: int
+    """Bytes, at least those of a token."""
+    n_layers: int = 1
+    """Layers whose K is in one tensor, and whose V is in another."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that a granule holds."""
+        return granule_tokens(self.n_bytes, self.n_layers)
+
+    @property
+    def n_tensors(self) -> int:
+        """Tensors of the cache, in each of which a sequence needs a granule for the same tokens."""
+        return N_TENSORS // self.n_layers
+
+    @property
+    def name(self) -> str:
+        """The name in tables and flags, with the layers of a tensor behind a slash if there are several."""
+        size = f"{self.n_bytes >> 20} MiB" if self.n_bytes >= 1 << 20 else f"{self.n_bytes >> 10} KiB"
+        return size if self.n_layers == 1 else f"{size}/{self.n_layers}"
 
 
 class Pool(NamedTuple):
@@ -42,13 +67,20 @@ class Pool(NamedTuple):
     """Average tokens of an answer."""
     page_size: int
     """Tokens per page, for a scheme with pages."""
-    granule_bytes: int | None = None
-    """Bytes of a granule, for a scheme with granules."""
+    granule: Granule | None = None
+    """For a scheme with granules."""
+    has_choices: bool = False
+    """Whether any request has several answers."""
 
 
-def granule_tokens(granule_bytes: int) -> int:
-    """Returns how many tokens of one layer's K, or V, a granule holds."""
-    return granule_bytes // (N_KV_HEADS * HEAD_DIM * VALUE_BYTES)
+def granule_tokens(granule_bytes: int, n_layers: int = 1) -> int:
+    """Returns how many tokens a granule holds.
+
+    Args:
+        granule_bytes: bytes of the granule, at least those of a token.
+        n_layers: layers whose K, or V, is in the granule's tensor: one, or all.
+    """
+    return granule_bytes // (n_layers * N_KV_HEADS * HEAD_DIM * VALUE_BYTES)
 
 
 def _granule_scheme(pool: Pool, *, shares: bool) -> PagedScheme:
@@ -56,9 +88,10 @@ def _granule_scheme(pool: Pool, *, shares: bool) -> PagedScheme:
 
     A sequence has as many granules in each tensor, so they act as one page that takes an entry for each tensor.
     """
-    assert pool.granule_bytes is not None
-    page_size = granule_tokens(pool.granule_bytes)
-    return PagedScheme(pool.n_slots, page_size, shares=shares, n_entries_per_page=N_TENSORS)
+    granule = pool.granule
+    assert granule is not None
+    sharing: Sharing = "prefixes" if shares else "nothing"
+    return PagedScheme(pool.n_slots, granule.n_tokens, sharing=sharing, n_entries_per_page=granule.n_tensors)
 
 
 SCHEMES: Mapping[str, Callable[[Pool], ContiguousScheme | PagedScheme]] = {
@@ -76,7 +109,9 @@ SCHEMES: Mapping[str, Callable[[Pool], ContiguousScheme | PagedScheme]] = {
     "resize": lambda pool: ContiguousScheme(BuddyAllocator(pool.n_slots), reserve_stored),
     "vattention": lambda pool: _granule_scheme(pool, shares=False),
     "vattention-shared": lambda pool: _granule_scheme(pool, shares=True),
-    PAGED: lambda pool: PagedScheme(pool.n_slots, pool.page_size, shares=False),
+    PAGED: lambda pool: PagedScheme(
+        pool.n_slots, pool.page_size, sharing="choices" if pool.has_choices else "nothing"
+    ),
     RADIX: lambda pool: PagedScheme(pool.n_slots, pool.page_size),
 }
 """A function that makes each scheme, in the order of the report."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from radixkv.lab.bench.formatting import plural
 from radixkv.lab.bench.output import check_outputs, open_saver
 from radixkv.lab.studies.paging import tables
-from radixkv.lab.studies.paging.command import MAX_MODEL_LEN, POOL_TOKENS
+from radixkv.lab.studies.paging.command import MAX_MODEL_LEN
 from radixkv.lab.studies.paging.processes import worker_processes
 from radixkv.lab.studies.paging.recommendation import RECOMMENDATION_LEGEND, recommend
 from radixkv.lab.studies.paging.recorded_lengths import recorded_lengths
-from radixkv.lab.studies.paging.schemes import SCHEMES
+from radixkv.lab.studies.paging.schemes import SCHEMES, Granule
 from radixkv.lab.studies.paging.study import ResultLine, StudySettings, compare_page_sizes, compare_schemes
 from radixkv.processes.cores import n_cores
 from radixkv.settings.config import EngineConfig
@@ -29,8 +29,14 @@ MEASURE_LENGTHS = (512, 2048)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
-def run_study(args: argparse.Namespace, config: EngineConfig) -> None:
-    """Prints the table of each workload as soon as it is done, then page sizes, measurements and plots."""
+def run_study(args: argparse.Namespace, config: EngineConfig, pool_tokens: int) -> None:
+    """Prints the table of each workload as soon as it is done, then page sizes, measurements and plots.
+
+    Args:
+        args: the flags of the study.
+        config: of the engine.
+        pool_tokens: tokens of the simulated pool, if ``args`` does not say.
+    """
     check_outputs(args.output_file, args.plot)
     max_model_len = MAX_MODEL_LEN if args.max_model_len is None else args.max_model_len
     measured = _measure_settings(args, config, max_model_len) if args.measure else None
@@ -50,9 +56,9 @@ def run_study(args: argparse.Namespace, config: EngineConfig) -> None:
         workloads=args.workloads,
         schemes=args.schemes or tuple(SCHEMES),
         page_size=args.page_size,
-        granule_sizes=args.granule_sizes,
+        granules=[Granule(*granule) for granule in args.granule_sizes],
         page_sizes=args.page_sizes,
-        pool_tokens=POOL_TOKENS if args.max_total_tokens is None else args.max_total_tokens,
+        pool_tokens=pool_tokens if args.max_total_tokens is None else args.max_total_tokens,
         max_model_len=max_model_len,
         n_conversations=args.num_prompts,
         seed=args.seed,

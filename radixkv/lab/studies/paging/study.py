@@ -11,7 +11,7 @@ from radixkv.lab.studies.paging.allocators import next_power_of_two
 from radixkv.lab.studies.paging.lengths import WorkloadLengths
 from radixkv.lab.studies.paging.paged import PagedScheme
 from radixkv.lab.studies.paging.processes import Map
-from radixkv.lab.studies.paging.schemes import RADIX, SCHEMES, WITH_GRANULES, Pool, granule_tokens
+from radixkv.lab.studies.paging.schemes import RADIX, SCHEMES, WITH_GRANULES, Granule, Pool
 from radixkv.lab.studies.paging.simulation import NeverFull, simulate
 from radixkv.lab.studies.paging.workloads import StudyWorkload, generate_workload
 
@@ -31,8 +31,8 @@ class StudySettings:
     """Names of schemes."""
     page_size: int
     """Tokens per page when schemes are compared."""
-    granule_sizes: Sequence[int]
-    """Bytes of the granules of contiguous virtual memory, which are compared with each other."""
+    granules: Sequence[Granule]
+    """The granules of contiguous virtual memory, which are compared with each other."""
     page_sizes: Sequence[int]
     """Page sizes that are compared with each other."""
     pool_tokens: int
@@ -57,8 +57,8 @@ class StudySettings:
                 f"--max-model-len {self.max_model_len} under every scheme; give a larger one"
             )
         for name in self.schemes:
-            for granule_bytes in self.granule_sizes if name in WITH_GRANULES else ():
-                n_tokens = granule_tokens(granule_bytes)
+            for granule in self.granules if name in WITH_GRANULES else ():
+                n_tokens = granule.n_tokens
                 if self.pool_tokens < (minimum := -(-self.max_model_len // n_tokens) * n_tokens):
                     raise ConfigError(
                         f"--max-total-tokens {self.pool_tokens} is less than {minimum}: {name} needs granules of "
@@ -133,7 +133,8 @@ def run_experiment(experiment: Experiment) -> ResultLine:
         "retractions": scheme.n_preemptions,
         "copied_per_token": round(scheme.n_copied / workload.n_answer_tokens, 3),
         "page_size": page_size,
-        "granule_bytes": pool.granule_bytes,
+        "granule_bytes": None if pool.granule is None else pool.granule.n_bytes,
+        "layers_in_a_tensor": None if pool.granule is None else pool.granule.n_layers,
         "host_us_per_token": host_us,
     }
 
@@ -186,7 +187,7 @@ def _scheme_experiments(settings: StudySettings, workload_name: str) -> Iterator
     for scheme in settings.schemes:
         experiment = settings.experiment(workload, scheme)
         if scheme in WITH_GRANULES:
-            for granule_bytes in settings.granule_sizes:
-                yield experiment.with_pool(granule_bytes=granule_bytes)
+            for granule in settings.granules:
+                yield experiment.with_pool(granule=granule)
         else:
             yield experiment

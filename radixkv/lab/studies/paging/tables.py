@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from radixkv.lab.bench.formatting import plural
-from radixkv.lab.studies.paging.schemes import RADIX, RESERVE_MAXIMUM
+from radixkv.lab.studies.paging.schemes import RADIX, RESERVE_MAXIMUM, Granule
 from radixkv.lab.studies.paging.study import ResultLine
 
 Columns = Sequence[str]
@@ -33,7 +33,8 @@ While requests wait. MUR, memory utilisation rate: % of the allocated slots that
 six columns are % of the pool and add up to 100. FI, fragmentation index: internal and external.
 DR, duplication rate: % of the used slots that hold a copy. tokens/slot: tokens of running sequences
 per used slot, which sharing increases. MBS, maximum batch size: most sequences at once. TaS,
-throughput at saturation: answer tokens per step, which is the mean batch."""
+throughput at saturation: answer tokens per step, which is the mean batch. 2 MiB/32: granules of
+2 MiB in two tensors, of K and of V of all 32 layers; otherwise each layer has two of its own."""
 
 LOST_LEGEND = "Pages: allocated slots that are empty or hold a copy, in % of allocated slots, by page size:"
 
@@ -56,8 +57,7 @@ def scheme_heading(lines: Sequence[ResultLine]) -> str:
 def scheme_label(line: ResultLine) -> str:
     """Returns the name of a scheme with the size of its pages or granules."""
     if n_bytes := line["granule_bytes"]:
-        size = f"{n_bytes >> 20} MiB" if n_bytes >= 1 << 20 else f"{n_bytes >> 10} KiB"
-        return f"{line['scheme']}, {size}"
+        return f"{line['scheme']}, {Granule(n_bytes, line['layers_in_a_tensor']).name}"
     return f"{line['scheme']}, {line['page_size']}" if line["page_size"] else str(line["scheme"])
 
 

@@ -60,7 +60,15 @@ class StudyWorkload:
 
     def pool(self, n_slots: int, max_model_len: int, page_size: int) -> Pool:
         """Returns the pool that serves the workload, without granules."""
-        return Pool(n_slots, max_model_len, self.n_answer_tokens / self.n_sequences, page_size)
+        return Pool(
+            n_slots,
+            max_model_len,
+            self.n_answer_tokens / self.n_sequences,
+            page_size,
+            has_choices=any(
+                len(turn.sequences) > 1 for conversation in self.conversations for turn in conversation
+            ),
+        )
 
 
 @dataclass

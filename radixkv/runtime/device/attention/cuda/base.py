@@ -91,7 +91,8 @@ class LayerTensors(NamedTuple):
     q: Tensor
     """[tokens, heads, head_dim]."""
     k_cache: Tensor
-    """[pages, page_size, kv_heads, head_dim], as is ``v_cache``; pages are contiguous, at equal distances."""
+    """[pages, page_size, kv_heads, head_dim], as is ``v_cache``, with the same strides; a token is contiguous.
+    FlashInfer's kernels need contiguous pages, Triton's read tokens at any equal distance."""
     v_cache: Tensor
     out: Tensor
     """[tokens, heads, head_dim], contiguous."""

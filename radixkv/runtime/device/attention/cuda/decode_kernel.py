@@ -78,6 +78,7 @@ def attend_decode(
         KV_HEADS=n_kv_heads,
         DIM=head_dim,
         PAGE=page_size,
+        TOKEN_STRIDE=k_cache.stride(1),
         TILE=tile,
         TOKENS=tile_config.n_tokens,
         STAGES=tile_config.n_stages,
@@ -115,6 +116,7 @@ def _attend_decode(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
     TILE: tl.constexpr,
     TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -167,7 +169,7 @@ def _attend_decode(
         is_token = token < end
         if not IS_AHEAD:
             page = tl.load(tables + first_entry + token // PAGE, is_token, 0)
-        offset = page.to(tl.int64) * page_stride + (token % PAGE) * (KV_HEADS * n_words) + kv_head * n_words
+        offset = page.to(tl.int64) * page_stride + (token % PAGE) * TOKEN_STRIDE + kv_head * n_words
         offsets = offset[:, None] + word[None, :]
         key = tl.load(k_cache + offsets, is_token[:, None], 0)
         if HAS_PAIRS:

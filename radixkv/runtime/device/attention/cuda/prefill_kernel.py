@@ -78,6 +78,7 @@ def attend_prompts(
         KV_HEADS=n_kv_heads,
         DIM=head_dim,
         PAGE=page_size,
+        TOKEN_STRIDE=k_cache.stride(1),
         WINDOW=0 if window is None else window,
         PAIRS=tile.n_pairs,
         KEYS=tile.n_keys,
@@ -109,6 +110,7 @@ def _attend_prompts(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
     PAIRS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -171,8 +173,8 @@ def _attend_prompts(
             odd_summed,
             highest,
             total,
-            KV_HEADS,
             PAGE,
+            TOKEN_STRIDE,
             WINDOW,
             KEYS,
             STAGES,
@@ -197,8 +199,8 @@ def _attend_prompts(
         odd_summed,
         highest,
         total,
-        KV_HEADS,
         PAGE,
+        TOKEN_STRIDE,
         WINDOW,
         KEYS,
         STAGES,
@@ -233,8 +235,8 @@ def _attend_keys(
     odd_summed: tl.tensor,
     highest: tl.tensor,
     total: tl.tensor,
-    KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -252,7 +254,7 @@ def _attend_keys(
     page = tl.load(entries + first_key // PAGE, first_key < end, 0)
     for start in tl.range(begin, stop, KEYS, num_stages=STAGES):
         key_position = start + tl.arange(0, KEYS)
-        offset = page.to(tl.int64) * page_stride + (key_position % PAGE) * (KV_HEADS * n_words) + kv_head * n_words
+        offset = page.to(tl.int64) * page_stride + (key_position % PAGE) * TOKEN_STRIDE + kv_head * n_words
         offsets = offset[:, None] + word[None, :]
         is_key = (key_position < end)[:, None]
         key = tl.load(k_cache + offsets, is_key, 0) if IS_MASKED else tl.load(k_cache + offsets)
