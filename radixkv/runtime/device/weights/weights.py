@@ -106,7 +106,8 @@ class Weights:
         """
         config, names = self.config, self.config.names
         suffixes: tuple[str, ...] = ()
-        if config.has_output_gate:
+        has_whole_heads = self.kept == "channels" or (self.kept == "blocks" and config.head_dim % BLOCK == 0)
+        if config.has_output_gate and not has_whole_heads:
             projections = names.query, names.key, names.value
             suffixes += tuple(f"{name.rpartition('{layer}')[2]}.weight" for name in projections)
         recurrent = config.recurrent
@@ -395,18 +396,18 @@ class Weights:
         """
         config, names, reader = self.config, self.config.names, self._reader
         n_queries, n_keys = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        stacked = reader.dense(n_queries + 2 * n_keys, config.hidden_size)
+        query, *others = (name.format(layer=layer) for name in (names.query, names.key, names.value))
+        kept = reader.format([f"{name}.weight" for name in (query, *others)])
+        stacked = reader.empty((n_queries + 2 * n_keys, config.hidden_size), kept)
         queries, keys, values = stacked.split([n_queries, n_keys, n_keys])
-        gates = reader.dense(n_queries, config.hidden_size)
-        reader.fill_interleaved(f"{names.query.format(layer=layer)}.weight", (queries, gates), config.n_heads)
-        reader.fill(f"{names.key.format(layer=layer)}.weight", keys)
-        reader.fill(f"{names.value.format(layer=layer)}.weight", values)
-        query = names.query.format(layer=layer)
+        gates = reader.empty((n_queries, config.hidden_size), kept)
+        reader.fill_interleaved(f"{query}.weight", (queries, gates), config.n_heads)
+        for name, part in zip(others, (keys, values), strict=True):
+            reader.fill(f"{name}.weight", part)
         rows_of_heads = torch.arange(2 * n_queries).view(config.n_heads, 2, config.head_dim)
         parts = (
             Part(query, n_queries, rows_of_heads[:, 0].flatten()),
-            Part(names.key.format(layer=layer), n_keys),
-            Part(names.value.format(layer=layer), n_keys),
+            *(Part(name, n_keys) for name in others),
         )
         gate_part = Part(query, n_queries, rows_of_heads[:, 1].flatten())
         return LinearWeights(stacked, parts=parts), LinearWeights(gates, parts=(gate_part,))

@@ -59,13 +59,20 @@ def test_models_with_delta_nets_in_blocks_of_fp8(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [("qwen3.5-moe", "fp8 channels"), ("qwen3-next", "fp8 tensor"), ("qwen3.5", "awq 32")]
+    ("name", "form", "head_dim", "is_kept"),
+    [
+        ("qwen3.5-moe", "fp8 channels", 16, True),
+        ("qwen3-next", "fp8 tensor", 16, True),
+        ("qwen3.5", "fp8 blocks 128", 128, True),
+        ("qwen3.5", "fp8 blocks 128", 64, False),
+        ("qwen3.5", "awq 32", 16, False),
+    ],
 )
-def test_queries_with_their_gates_are_dequantized_where_others_are_not(
-    tmp_path: Path, name: str, form: str
+def test_queries_with_their_gates_stay_in_fp8_where_heads_are_whole_blocks(
+    tmp_path: Path, name: str, form: str, head_dim: int, is_kept: bool
 ) -> None:
-    """Their rows are sorted; they count in 16 bits. So do the inputs of delta nets with weights of 4 bits."""
-    sizes = {"linear_value_head_dim": 16, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 96}
+    """Their rows are sorted, with their scales. Where they do not stay in FP8, they count in 16 bits."""
+    sizes = {"linear_value_head_dim": 16, "head_dim": head_dim, "num_attention_heads": 4, "intermediate_size": 96}
     save_quantized(tmp_path, form, **(HYBRIDS[name] | sizes))
     checkpoint = resolve(str(tmp_path / "quantized"))
     layers = {}
@@ -78,13 +85,16 @@ def test_queries_with_their_gates_are_dequantized_where_others_are_not(
         assert not isinstance(kept.output.weight, torch.Tensor)
         if isinstance(dense.mixer, RecurrentWeights):
             found = kept.mixer.inputs.weight
-            assert isinstance(found, Fp8Matrix) == form.startswith("fp8")
             if isinstance(found, Fp8Matrix):
+                assert form.startswith("fp8")
                 found = torch.cat([found.dequantize(), kept.mixer.gates.weight])
             assert torch.equal(found, dense.mixer.inputs.weight)
             continue
         for part in ("query_key_value", "output_gate"):
-            assert torch.equal(getattr(kept.mixer, part).weight, getattr(dense.mixer, part).weight)
+            found = getattr(kept.mixer, part).weight
+            assert isinstance(found, Fp8Matrix) == is_kept
+            found = found.dequantize() if is_kept else found
+            assert torch.equal(found, getattr(dense.mixer, part).weight)
 
 
 def edit(folder: Path, **changes: Any) -> None:
