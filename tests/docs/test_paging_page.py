@@ -94,6 +94,19 @@ def test_block_tables_on_a_gpu() -> None:
             assert any(is_rounded(scattered, line["ratio"], 3) for line in found[name, kernel, "scattered", 16])
 
 
+def test_prompts_over_pages_on_a_gpu() -> None:
+    found = {(line["case"], line["kernel"], line["page_size"]): line for line in GPU if line["part"] == "tables"}
+    rows = table("| prompts | FA3, contiguous, µs |")
+    assert len(rows) == 6
+    for case, *cells in rows:
+        name = gpu_case(case if "×" in case else f"1 × {case}")
+        for kernel, us, *ratios in (("fa3", *cells[:4]), ("fa2", *cells[4:])):
+            assert is_rounded(us, found[f"prompt {name}", kernel, None]["us"], 0), (case, kernel)
+            for page_size, ratio in zip((1, 16, 64), ratios, strict=True):
+                line = found[f"prompt {name}", kernel, page_size]
+                assert is_rounded(ratio, line["ratio"], 2), (case, kernel, page_size)
+
+
 def test_all_layers_in_one_tensor() -> None:
     found = {
         (line["case"], line["page_size"], line["layers_in_a_tensor"]): line
