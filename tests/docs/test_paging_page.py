@@ -76,31 +76,107 @@ def test_page_sizes() -> None:
         assert number(cells[7]) == sum(line["retractions"] for line in lines)
 
 
+def gpu_case(text: str) -> str:
+    """Returns the case of a result line that a table's first cell names."""
+    return text.replace(",", "").replace("×", "x")
+
+
 def test_block_tables_on_a_gpu() -> None:
     found: dict[tuple[Any, ...], list[Line]] = {}
     for line in GPU:
         if line["part"] == "tables":
             found.setdefault((line["case"], line["kernel"], line["layout"], line["page_size"]), []).append(line)
     for case, *cells in table("| decode, rows × tokens |"):
-        name = "decode " + case.replace(",", "").replace("×", "x")
+        name = f"decode {gpu_case(case)}"
         for kernel, us, in_order, scattered in (("triton", *cells[:3]), ("fa2", *cells[3:])):
             assert any(is_rounded(us, line["us"], 0) for line in found[name, kernel, "contiguous", None])
             assert any(is_rounded(in_order, line["ratio"], 3) for line in found[name, kernel, "in order", 16])
             assert any(is_rounded(scattered, line["ratio"], 3) for line in found[name, kernel, "scattered", 16])
 
 
-def test_memory_of_shared_prefixes() -> None:
-    shared = [line for line in GPU if line["part"] == "sharing"]
-    for name, scheme, *cells in table("| rows × (prefix + own) |"):
-        if scheme == "`vattention-shared`, 2 MiB/32":
-            continue  # counted by test_vattention.py
+def test_prompts_over_pages_on_a_gpu() -> None:
+    found = {(line["case"], line["kernel"], line["page_size"]): line for line in GPU if line["part"] == "tables"}
+    rows = table("| prompts | FA3, contiguous, µs |")
+    assert len(rows) == 6
+    for case, *cells in rows:
+        name = gpu_case(case if "×" in case else f"1 × {case}")
+        for kernel, us, *ratios in (("fa3", *cells[:4]), ("fa2", *cells[4:])):
+            assert is_rounded(us, found[f"prompt {name}", kernel, None]["us"], 0), (case, kernel)
+            for page_size, ratio in zip((1, 16, 64), ratios, strict=True):
+                line = found[f"prompt {name}", kernel, page_size]
+                assert is_rounded(ratio, line["ratio"], 2), (case, kernel, page_size)
+
+
+def test_all_layers_in_one_tensor() -> None:
+    found = {
+        (line["case"], line["page_size"], line["layers_in_a_tensor"]): line
+        for line in GPU
+        if line["part"] == "layers"
+    }
+    rows = table("| rows × tokens | contiguous, µs |")
+    assert {gpu_case(case) for case, *_ in rows} == {case for case, _, _ in found}
+    for case, us, *ratios in rows:
+        name = gpu_case(case)
+        assert is_rounded(us, found[name, None, 1]["us"], 0), case
+        columns = ((None, 32), (1, 1), (16, 1), (64, 1), (16, 32))
+        for (page_size, n_layers), ratio in zip(columns, ratios, strict=True):
+            assert is_rounded(ratio, found[name, page_size, n_layers]["ratio"], 3), (case, page_size, n_layers)
+
+
+def test_page_sizes_on_a_gpu() -> None:
+    found = {
+        (line["case"], line["kv_heads"], line["page_size"]): line for line in GPU if line["part"] == "page-sizes"
+    }
+    rows = table("| rows × tokens | KV heads |")
+    sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    assert len(rows) * (len(sizes) + 1) == len(found)
+    for case, n_kv_heads, us, *ratios in rows:
+        name, n_heads = f"decode {gpu_case(case)}", int(n_kv_heads)
+        assert is_rounded(us, found[name, n_heads, None]["us"], 0), (case, n_heads)
+        for page_size, ratio in zip(sizes, ratios, strict=True):
+            assert is_rounded(ratio, found[name, n_heads, page_size]["ratio"], 3), (case, n_heads, page_size)
+
+
+@pytest.mark.parametrize(
+    ("after", "date", "n_rows"),
+    [("**What a shared prefix brings.**", "2026-11-24", 14), ("**Sharing by mapping in both", "2026-11-30", 18)],
+)
+def test_shared_prefixes(after: str, date: str, n_rows: int) -> None:
+    found = {
+        (line["case"], line["scheme"]): line for line in GPU if line["part"] == "sharing" and line["date"] == date
+    }
+    rows = table("| rows × (prefix + own) |", after=after)
+    assert len(rows) == n_rows
+    case = ""
+    for name, scheme, shared, gib, us, ratio, mapping_ms in rows:
+        case = gpu_case(name) or case
         spelled = scheme.replace("`", "").replace(", shared pages read once", ", shared runs")
-        case = name.replace(",", "").replace("×", "x")
-        matches = [line for line in shared if line["scheme"] == spelled and (not case or line["case"] == case)]
-        assert any(
-            [line["shared_tokens"], round(line["model_gib"], 1)] == [number(cells[0]), number(cells[1])]
-            for line in matches
-        ), (name, scheme)
+        line = found[case, spelled.replace(", 2 MiB/32", ", all layers in a tensor")]
+        assert number(shared) == line["shared_tokens"], (case, scheme)
+        assert is_rounded(gib, line["model_gib"], 1), (case, scheme)
+        assert is_rounded(us, line["us"], 0), (case, scheme)
+        assert is_rounded(ratio, line["ratio"], 2), (case, scheme)
+        assert bool(mapping_ms) == (line["mapping_ms_per_row"] is not None), (case, scheme)
+        assert not mapping_ms or is_rounded(mapping_ms, line["mapping_ms_per_row"], 1), (case, scheme)
+
+
+def test_results_with_all_layers_in_one_tensor_are_right() -> None:
+    lines = [line for line in GPU if line["date"] == "2026-11-30"]
+    assert max(line["relative_error"] for line in lines) < 0.00315
+    for line in lines:
+        if line.get("stored_layers") == 32:
+            assert line["stored_gib"] == pytest.approx(line["model_gib"], rel=0.001)
+
+
+def test_spreads_that_the_page_names() -> None:
+    def spread(part: str, case: str) -> float:
+        lines = [line for line in GPU if line["part"] == part and re.fullmatch(case, line["case"])]
+        return max(line["ratio_max"] - line["ratio_min"] for line in lines)
+
+    assert is_rounded("0.026", spread("page-sizes", ".*"), 3)
+    assert is_rounded("0.008", spread("layers", "decode .*"), 3)
+    assert is_rounded("0.03", spread("layers", "prompt (?!1 x 32768).*"), 2)
+    assert is_rounded("0.13", spread("layers", "prompt 1 x 32768"), 2)
 
 
 def test_throughput_of_the_engine() -> None:
