@@ -39,7 +39,7 @@ from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.messages import TokenLogprobs
-from support.engine_invariants import check_pins, check_requests, check_slot_use
+from support.engine_invariants import check_pins, check_requests, check_slot_use, check_tables
 from support.fake_copier import STATE_PARTS, FakeCopier
 from support.fake_device import (
     ACTIVATED,
@@ -591,6 +591,8 @@ class Engine:
         self.pins.expire()
         check_pins((self.cache, self.host), PIN_BUDGET)
         check_slot_use(self.scheduler.running, self.page_size)
+        live_ids = {request.id for request in live}
+        check_tables(self.scheduler, [choices for name, choices in self.siblings.items() if name in live_ids])
         self.device.free_pages = set(self.free_pages)
         if isinstance(self.free_pages, Slabs):
             self.device.free_windows = set(self.free_pages.free_windows())
