@@ -178,7 +178,10 @@ class MemoryTiers(Tiers):
         copy = self._joined[request]
         if isinstance(copy, Lookup):
             return AwaitedPages("storage", 0, 0)
-        first, last = copy.start // page_size, n_common_tokens(request.tokens, copy.tokens) // page_size
+        first, last = (
+            copy.start // page_size,
+            n_common_tokens(bytes(request.tokens), bytes(copy.tokens)) // page_size,
+        )
         if isinstance(copy, Fetch):
             return AwaitedPages("storage", first, max(0, last - first))
         slots = copy.place.pages[first:last]
