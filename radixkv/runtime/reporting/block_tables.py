@@ -130,7 +130,7 @@ def _choice_table(
         n_freed=n_not_own - blocks.n_leased,
         n_window_pages=len(blocks.window.pages),
         n_replaced=len(blocks.replaced),
-        pages=tuple(_pages(blocks, awaited, path, n_refs, cache, request.n_scheduled, shown)),
+        pages=tuple(_pages(blocks, awaited, path, n_refs, cache, request.n_scheduled, shown)) if shown else (),
     )
 
 
