@@ -18,11 +18,21 @@ from radixkv.wire.table_messages import ChoiceTable, PoolUse, RequestTables, Tab
 MAX_ENTRY = 1 << 31
 """Entries of block tables are less."""
 
+_PARAMETERS = [
+    {"name": "request", "in": "query", "required": False, "schema": {"type": "string", "minLength": 1}},
+    {
+        "name": "first",
+        "in": "query",
+        "required": False,
+        "schema": {"type": "integer", "minimum": 0, "maximum": MAX_ENTRY - 1},
+    },
+]
+
 
 def add_tables_route(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
     """Adds the route ``/cache/tables``."""
 
-    @app.get("/cache/tables")
+    @app.get("/cache/tables", openapi_extra={"parameters": _PARAMETERS})
     async def tables(request: Request) -> Response:
         """How many pages each running request has, shared and own; with ?request=ID, its block table."""
         name = request.query_params.get("request")
