@@ -412,6 +412,8 @@ class Engine:
                     self.collect()
                 self.take(self.scheduler.fail())
         self.check_invariants()
+        live = {request.id for name, request in self.requests.items() if name not in self.ended}
+        check_tables(self.scheduler, [choices for name, choices in self.siblings.items() if name in live])
         return plan
 
     def sample_step(self) -> bool:
@@ -591,8 +593,6 @@ class Engine:
         self.pins.expire()
         check_pins((self.cache, self.host), PIN_BUDGET)
         check_slot_use(self.scheduler.running, self.page_size)
-        live_ids = {request.id for request in live}
-        check_tables(self.scheduler, [choices for name, choices in self.siblings.items() if name in live_ids])
         self.device.free_pages = set(self.free_pages)
         if isinstance(self.free_pages, Slabs):
             self.device.free_windows = set(self.free_pages.free_windows())
