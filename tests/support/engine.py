@@ -39,7 +39,7 @@ from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.messages import TokenLogprobs
-from support.engine_invariants import check_pins, check_requests, check_slot_use
+from support.engine_invariants import check_pins, check_requests, check_slot_use, check_tables
 from support.fake_copier import STATE_PARTS, FakeCopier
 from support.fake_device import (
     ACTIVATED,
@@ -412,6 +412,8 @@ class Engine:
                     self.collect()
                 self.take(self.scheduler.fail())
         self.check_invariants()
+        live = {request.id for name, request in self.requests.items() if name not in self.ended}
+        check_tables(self.scheduler, [choices for name, choices in self.siblings.items() if name in live])
         return plan
 
     def sample_step(self) -> bool:

@@ -78,6 +78,7 @@ from radixkv.wire.stats import (
     TenantStats,
     WindowStats,
 )
+from radixkv.wire.table_messages import ChoiceTable, GetTables, PoolUse, RequestTables, Tabled, TablePage
 
 HOST = HostStats(
     n_slots=200,
@@ -229,6 +230,7 @@ class ScriptedLoop:
     explained: list[Explain] = field(default_factory=list)
     matched: list[Match] = field(default_factory=list)
     outlined: list[Outline] = field(default_factory=list)
+    tabled: list[GetTables] = field(default_factory=list)
     invalidated: list[Invalidate] = field(default_factory=list)
     pinned: list[Pin] = field(default_factory=list)
     refuses_pins: bool = False
@@ -296,6 +298,7 @@ class ScriptedLoop:
         | Pin
         | BeginPause
         | EndPause
+        | GetTables
         | GetStats
         | Drain,
     ) -> list[FromRuntime]:
@@ -370,6 +373,8 @@ class ScriptedLoop:
             case EndPause():
                 self.ended_pauses.append(message.request_id)
                 return [PauseEnded(message.id)]
+            case GetTables():
+                return [self._tables(message)]
             case GetStats():
                 return [self._stats(message.id)]
         return []
@@ -474,6 +479,29 @@ class ScriptedLoop:
             load_interval_s=(0.05, 0.2) if n_loaded else None,
             drafts=self.draft_use,
         )
+
+    def _tables(self, message: GetTables) -> Tabled:
+        """Says that each request has two pages of the tree and one of its own."""
+        self.tabled.append(message)
+        pages = (
+            TablePage(0, 7, 16, "tree", 2, "device"),
+            TablePage(1, 3, 16, "tree", 1, "device"),
+            TablePage(2, 9, 5, "own", 1, "device"),
+        )
+        shown = pages[message.first :] if message.requests else ()
+        tables = tuple(
+            RequestTables(
+                one.submit.id,
+                one.submit.tenant,
+                tuple(
+                    ChoiceTable(index, "running", len(one.prompt), 37, 37, 2, 1, 1, batch_slot=index, pages=shown)
+                    for index in range(len(one.choices))
+                ),
+            )
+            for one in self.running.values()
+            if not message.requests or one.submit.id in message.requests
+        )
+        return Tabled(message.id, PoolUse(64, 32, 2, 1, 28, 0, 1), tables)
 
     def _stats(self, stats_id: str) -> Stats:
         return Stats(

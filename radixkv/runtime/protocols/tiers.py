@@ -47,6 +47,21 @@ class StoredPrefix(NamedTuple):
     """Whether the next page of either tier is offered or on its way."""
 
 
+class AwaitedPages(NamedTuple):
+    """The pages that a loading request waits for."""
+
+    tier: Tier
+    """The tier that they come from."""
+    first: int
+    """Entry of the request's block table that the first of them has."""
+    n_pages: int
+    """How many they are; 0 if they have come, or if the tier is only asked for them."""
+    slots: Sequence[int] = ()
+    """Their slots in the host tier, if they come from there."""
+    blocks: BlockTable | None = None
+    """The request's block table, which has the pages that are copied to; None if it has none yet."""
+
+
 class TierChanges(NamedTuple):
     """What a tier gets and loses."""
 
@@ -142,6 +157,10 @@ class Tiers:
 
     def blocks(self, request: Request) -> BlockTable:
         """Returns the block table of a loaded request."""
+        raise KeyError(request.id)
+
+    def awaited(self, request: Request) -> AwaitedPages:
+        """Returns what a loading request waits for."""
         raise KeyError(request.id)
 
     def take(self, request: Request) -> None:

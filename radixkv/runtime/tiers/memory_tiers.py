@@ -10,12 +10,13 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.protocols.queue import Queue
 from radixkv.runtime.protocols.returns import NeededPrompt
-from radixkv.runtime.protocols.tiers import StoredPrefix, TierChanges, TierHits, Tiers
+from radixkv.runtime.protocols.tiers import AwaitedPages, StoredPrefix, TierChanges, TierHits, Tiers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.tiers.host_tier import CachedPrefixes, HostLoad, HostTier
 from radixkv.runtime.tiers.load_ahead import LoadAhead
 from radixkv.runtime.tiers.storage_tier import Fetch, Lookup
+from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
@@ -165,6 +166,26 @@ class MemoryTiers(Tiers):
     def blocks(self, request: Request) -> BlockTable:
         """The block table of a loaded request, with its loaded pages. O(1)."""
         return self._loads[request].load.blocks
+
+    def awaited(self, request: Request) -> AwaitedPages:
+        """See ``Tiers.awaited``. Of a load that it joined, these are the pages of its own tokens. O(tokens)."""
+        page_size, loading = self._cache.page_size, self._loads.get(request)
+        if loading is not None:
+            load = loading.load
+            first = load.start // page_size
+            slots = () if load.is_done else load.place.pages[first : first + len(load.pages)]
+            return AwaitedPages("host", first, len(slots), slots, load.blocks)
+        copy = self._joined[request]
+        if isinstance(copy, Lookup):
+            return AwaitedPages("storage", 0, 0)
+        first, last = (
+            copy.start // page_size,
+            n_common_tokens(bytes(request.tokens), bytes(copy.tokens)) // page_size,
+        )
+        if isinstance(copy, Fetch):
+            return AwaitedPages("storage", first, max(0, last - first))
+        slots = copy.place.pages[first:last]
+        return AwaitedPages("host", first, len(slots), slots)
 
     def begin(self, request: Request, n_available: int) -> bool:
         """Starts to load what a waiting request needs from the host tier, or joins such a load.
