@@ -51,8 +51,8 @@ class Totals:
     """Cached tokens by where they came from, of a server with a lower tier: device, host or storage."""
 
 
-class ServerError(Exception):
-    """A server is not there, or cannot do what it is asked; the text says which one and why."""
+class RunError(Exception):
+    """A server or a file is not there, or is not what it should be; the text says which one and why."""
 
 
 class Server:
@@ -70,40 +70,53 @@ class Server:
         try:
             self._client = httpx.Client(base_url=url, timeout=LIMIT_S, headers=headers)
         except httpx.InvalidURL as error:
-            raise ServerError(f"{self._name}: {error}") from error
+            raise RunError(f"{self._name}: {error}") from error
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Returns the reply's JSON. Raises ``ServerError``."""
+    def post(self, path: str, body: Mapping[str, Any], *fields: str) -> Any:
+        """Returns the JSON of the reply, which must have these fields. Raises ``RunError``."""
         try:
             reply = self._client.post(path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ServerError(f"{self._name}: {error}") from error
+            raise RunError(f"{self._name}: {error}") from error
         try:
             content = reply.json()
         except ValueError:
             content = None
-        if reply.status_code == 200 and isinstance(content, dict):
+        if reply.status_code == 200 and isinstance(content, dict) and content.keys() >= set(fields):
             return content
         match content:
             case {"error": {"message": str(reason)}}:
                 pass
             case _:
                 reason = f"{path} answers with status {reply.status_code}, and not as this API does"
-        raise ServerError(f"{self._name}: {reason}")
+        raise RunError(f"{self._name}: {reason}")
 
 
 def read_documents(folder: Path) -> dict[str, str]:
     """Returns the paragraphs of all text files by their ids: the file's name and the paragraph's number."""
-    return {
+    found = {
         f"{path.stem}-{number}": paragraph
         for path in sorted(folder.glob("*.txt"))
-        for number, paragraph in enumerate(path.read_text(encoding="utf-8").strip().split("\n\n"), start=1)
+        for number, paragraph in enumerate(re.split(r"\n\s*\n", path.read_text(encoding="utf-8").strip()), start=1)
+        if paragraph
     }
+    if not found:
+        raise RunError(f"{folder}: there are no files NAME.txt with text in this folder")
+    return found
 
 
 def read_questions(path: Path) -> list[Question]:
     """Returns the questions of a file, one JSON object a line."""
-    return [Question(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            found.append(Question(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            names = ", ".join(Question._fields)
+            raise RunError(f"{path}:{number}: it is not a JSON object with {names} alone: {error}") from error
+    if not found:
+        raise RunError(f"{path}: there are no questions in this file")
+    return found
 
 
 def vectors(texts: Sequence[str], server: Server) -> list[list[float]]:
@@ -111,7 +124,7 @@ def vectors(texts: Sequence[str], server: Server) -> list[list[float]]:
 
     The mean says nothing about one text, and is most of each vector if the model was not trained for embeddings.
     """
-    reply = server.post("/v1/embeddings", {"input": list(texts)})
+    reply = server.post("/v1/embeddings", {"input": list(texts)}, "data")
     embedded = [one["embedding"] for one in reply["data"]]
     means = [sum(values) / len(values) for values in zip(*embedded, strict=True)]
     found = []
@@ -163,7 +176,7 @@ def retrieve(
         best = [ids[index] for index in sorted(range(len(ids)), key=lambda index: -row[index])[:top_k]]
         if reranker is not None:
             body = {"query": question.question, "documents": [documents[one] for one in best]}
-            results = reranker.post("/v1/rerank", body)["results"]
+            results = reranker.post("/v1/rerank", body, "results")["results"]
             best = [best[one["index"]] for one in results]
         found.append(best)
     return found
@@ -211,13 +224,14 @@ def ask_all(
     totals, salt = Totals(), uuid.uuid4().hex
     for question, ids in zip(questions, orders, strict=True):
         chat = messages(documents, ids, question.question)
-        reply = server.post(
-            "/v1/chat/completions", {"messages": chat, "max_tokens": 32, "temperature": 0, "cache_salt": salt}
-        )
+        body = {"messages": chat, "max_tokens": 32, "temperature": 0, "cache_salt": salt}
+        reply = server.post("/v1/chat/completions", body, "choices", "usage")
         usage = reply["usage"]
         details = usage.get("prompt_tokens_details") or {}
+        if "cached_tokens" not in details:
+            raise RunError("the server's usage does not say how many tokens were cached (prompt_tokens_details)")
         totals.n_prompt += usage["prompt_tokens"]
-        totals.n_cached += details.get("cached_tokens") or 0
+        totals.n_cached += details["cached_tokens"]
         totals.n_by_source.update(details.get("cached_tokens_details") or {})
         totals.n_right += question.answer in (reply["choices"][0]["message"]["content"] or "")
     return totals
@@ -248,8 +262,15 @@ def show(rows: Mapping[str, tuple[Totals, int]], n_questions: int) -> None:
         print("  ".join(f"{cell:>10}" for cell in cells))
 
 
+def positive(text: str) -> int:
+    """Returns a number of at least 1. Raises ``ValueError``, which argparse reports."""
+    if (value := int(text)) < 1:
+        raise ValueError
+    return value
+
+
 def run(args: argparse.Namespace) -> None:
-    """Finds documents, asks all questions in each order, and prints the table. Raises ``ServerError``."""
+    """Finds documents, asks all questions in each order, and prints the table. Raises ``RunError``."""
     documents = read_documents(args.documents)
     questions = read_questions(args.questions)[: args.num_questions]
     server = Server(args.url, "the server", args.api_key)
@@ -263,7 +284,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"{n_found} of {len(questions)} questions")
     print(f"{len(set(map(tuple, found)))} different lists, {len(set(map(frozenset, found)))} different sets\n")
     uses = Counter(one for ids in found for one in ids)
-    sizes = {one: server.post("/tokenize", {"prompt": text})["count"] for one, text in documents.items()}
+    sizes = {one: server.post("/tokenize", {"prompt": text}, "count")["count"] for one, text in documents.items()}
     rows = {}
     for name in args.orders:
         orders = [ORDERS[name](ids, uses) for ids in found]
@@ -282,12 +303,14 @@ def main() -> int:
     parser.add_argument("--api-key", metavar="KEY", help="of all servers")
     parser.add_argument("--documents", type=Path, default=HERE / "documents", metavar="FOLDER", help="text files")
     parser.add_argument("--questions", type=Path, default=HERE / "questions.jsonl", metavar="FILE")
-    parser.add_argument("--num-questions", type=int, metavar="N", help="ask only the first ones (default: all)")
-    parser.add_argument("--top-k", type=int, default=4, metavar="K", help="documents in a prompt (default: 4)")
+    parser.add_argument(
+        "--num-questions", type=positive, metavar="N", help="ask only the first ones (default: all)"
+    )
+    parser.add_argument("--top-k", type=positive, default=4, metavar="K", help="documents in a prompt (default: 4)")
     parser.add_argument("--orders", nargs="+", choices=ORDERS, default=list(ORDERS), help="(default: all)")
     try:
         run(parser.parse_args())
-    except (ServerError, OSError) as error:
+    except (RunError, OSError) as error:
         print(f"rag.py: error: {error}", file=sys.stderr)
         return 1
     return 0
