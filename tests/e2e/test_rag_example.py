@@ -112,3 +112,12 @@ def test_a_server_that_is_not_there_is_named_in_a_line() -> None:
     done = run("--url", "http://127.0.0.1:1")
     assert done.returncode == 1
     assert done.stderr == "rag.py: error: the server http://127.0.0.1:1: [Errno 111] Connection refused\n"
+
+
+def test_a_bad_line_of_the_questions_is_named_in_a_line(tmp_path: Path) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"question": "Why?", "answer": "so", "document": "a-1"}\n{"question": "Why?"}\n')
+    done = run("--questions", str(questions))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"rag.py: error: {questions}:2: ")
+    assert done.stderr.count("\n") == 1
