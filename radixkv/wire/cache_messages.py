@@ -224,9 +224,11 @@ class Stored(msgspec.Struct, frozen=True, tag=True):
     id: str
     n_in_host: int
     n_on_disk: int
-    """What the disk tier or shared store is known to have."""
+    """What the disk tier is known to have, or the shared store if there is no disk tier."""
     is_storing: bool
-    """Whether the next page of either is offered or on its way."""
+    """Whether the next page of one of them is offered or on its way."""
+    n_in_shared: int | None = None
+    """What the shared store beside the disk tier is known to have; None without both."""
 
 
 class TreeNode(msgspec.Struct, frozen=True, array_like=True):

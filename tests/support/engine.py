@@ -174,6 +174,7 @@ class Engine:
         state_block_tokens: int = 1,
         n_slots: int = 0,
         has_disk: bool = False,
+        n_more_stores: int = 0,
         write_policy: WritePolicy = "through",
         load_policy: LoadPolicy = "always",
         eviction_policy: EvictionPolicyName = "lru",
@@ -227,11 +228,12 @@ class Engine:
             self.cache.tree.marks.add(digest, [INVOCATION])
         self.host.tree.marks = self.cache.tree.marks
         self.store = FakeStore(self.copier)
+        self.stores = [self.store, *(FakeStore(self.copier) for _ in range(n_more_stores))]
         cost = LoadCost()
         buffers = None if n_states is None or mixed_window is not None else self.copier.state_buffers
         disk = None
         if has_disk:
-            disk = StorageTier(self.host, self.store, ROOT_KEY, self.copier.buffer, cost, buffers)
+            disk = StorageTier(self.host, self.stores, ROOT_KEY, self.copier.buffer, cost, buffers)
         self.host_tier = HostTier(
             self.cache,
             self.host,

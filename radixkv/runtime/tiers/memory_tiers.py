@@ -234,6 +234,8 @@ class MemoryTiers(Tiers):
                         wait.n_fetchable_bytes = min((n_read + 1) * TOKEN_BYTES, len(copy.tokens) - TOKEN_BYTES)
                         wait.is_looked_up = False
                     request.cache_use.note("fetched", copy.start, copy.start + copy.n_tokens)
+                    for first, last in copy.from_shared:
+                        request.cache_use.note("shared", first, last)
                 self._note_end(request)
                 self.retract(request)
         for request, (load, _) in list(self._loads.items()):
@@ -373,12 +375,11 @@ class MemoryTiers(Tiers):
         dropped = self._host_tier.invalidate(namespace, tokens, drops_disk=lowest == "storage")
         return dropped[0], dropped[1] if self.has_disk else None
 
-    def stats(self) -> tuple[HostStats | None, DiskStats | None]:
-        """Returns the counters and gauges of host tier and disk tier. O(1)."""
+    def stats(self) -> tuple[HostStats | None, DiskStats | None, DiskStats | None]:
+        """Returns the counters and gauges of host tier, disk tier and shared store. O(1)."""
         disk = self._host_tier.disk
-        return self._host_tier.stats(
-            len(self), self._ahead.n_loaded, self._ahead.n_used
-        ), None if disk is None else disk.stats()
+        of_stores = (None, None) if disk is None else disk.stats()
+        return self._host_tier.stats(len(self), self._ahead.n_loaded, self._ahead.n_used), *of_stores
 
     def changes(self) -> list[TierChanges]:
         """Begins to record the changes of host tier and disk tier; returns their sources. O(1)."""
@@ -428,6 +429,8 @@ class MemoryTiers(Tiers):
             return False
         for first, last in brought.fetched:
             request.cache_use.note("fetched", first, last)
+        for first, last in brought.from_shared:
+            request.cache_use.note("shared", first, last)
         found = [(first, min(last, n_found)) for first, last in brought.loaded if first < n_found]
         for first, last in found:
             request.cache_use.note("loaded", first, last)
