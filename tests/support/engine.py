@@ -470,7 +470,8 @@ class Engine:
     def finish_copies(self) -> None:
         """Finishes all copies and transfers between tiers."""
         self.copier.finish_all()
-        self.store.finish_all()
+        for store in self.stores:
+            store.finish_all()
 
     def store_all(self) -> None:
         """Stores and writes everything that was offered to the tiers below the device."""
@@ -579,10 +580,13 @@ class Engine:
         kv, slots = self.device.kv, self.copier.slots
         root, marks = namespace_key(ROOT_KEY, namespace), self.cache.tree.marks
         keys = chain_keys(root, tokens, self.page_size * TOKEN_BYTES, marks)
-        return {
+        in_stores = {
+            f"store {number}": [list(store.pages[key].values) for key in keys[: store.run(keys)]]
+            for number, store in enumerate(self.stores)
+        }
+        return in_stores | {
             "device": [[kv.get((page, at)) for at in offsets] for page in _pages(self.cache, namespace, tokens)],
             "host": [list(slots[slot]) for slot in _pages(self.host, namespace, tokens)],
-            "disk": [list(self.store.pages[key].values) for key in keys[: self.store.run(keys)]],
         }
 
     def check_invariants(self) -> None:

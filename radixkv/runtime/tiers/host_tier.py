@@ -176,7 +176,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         return self._loads_anyway(n_declined) or self.cost.is_load_faster(n_host, n_disk, cached.fetch_s)
 
     def _loads_anyway(self, n_declined: int) -> bool:
-        """Whether something is loaded even if computing is faster, after ``n_declined`` prompts for which it was."""
+        """Whether to load even if computing is faster, after ``n_declined`` prompts for which it was."""
         return self.load_policy == "always" or n_declined >= _MAX_DECLINED
 
     def count_declined(self) -> None:

@@ -63,6 +63,8 @@ class _Load:
     """The number of the place that each page was read from."""
     asked: set[tuple[int, int]] = field(default_factory=set)
     """Place and page: no place is asked twice."""
+    is_looked_up: bool = False
+    """Whether stores that servers share were asked for what could not be read."""
 
 
 class _Part(NamedTuple):
@@ -70,7 +72,7 @@ class _Part(NamedTuple):
 
     transfer: _Transfer
     pages: Sequence[int]
-    """Indices of the pages, for a load or a store."""
+    """Indices of the pages, for a load or a store; none for a lookup."""
 
 
 class JoinedStore:
@@ -78,7 +80,7 @@ class JoinedStore:
 
     A load takes each run of pages that the same places have from the one that is estimated to give it soonest, and
     from the first of them before anything was measured. The places read beside each other. What one of them does
-    not give is asked of the others that have it, once each.
+    not give is asked of the others that have it, once each, and looked up where servers share a store.
 
     Args:
         stores: the stores, with pages of the same size, the one that is likely to be fastest first.
@@ -230,7 +232,7 @@ class JoinedStore:
             n_pages = len(list(run))
             number = default if not chosen else chosen[-1]
             if numbers:
-                number = min(numbers, key=lambda one: self._price(one, n_of[one], n_pages, is_load=is_load))
+                number = self._cheapest(numbers, n_of, n_pages, is_load=is_load)
             n_of[number] += n_pages
             chosen += [number] * n_pages
             passed_over.update(numbers)
@@ -240,15 +242,29 @@ class JoinedStore:
                 place.n_passed_over = 0 if n_of[number] else place.n_passed_over + 1
         return chosen
 
-    def _price(self, number: int, n_before: int, n_pages: int, *, is_load: bool) -> float:
-        """Returns how much longer a load from a place takes with more pages; it is infinite before the first."""
-        place = self.places[number]
-        if is_load and place.n_passed_over >= MAX_PASSED_OVER:
-            return -1.0
-        if not place.rate.is_known:
-            return float("inf")
-        before_s, after_s = (place.rate.seconds(n * self._page_tokens) for n in (n_before, n_before + n_pages))
-        return after_s - before_s
+    def _cheapest(self, numbers: Sequence[int], n_of: Sequence[int], n_pages: int, *, is_load: bool) -> int:
+        """Returns the number of the place that gives some more pages soonest.
+
+        The first one, unless another one is measured to be faster.
+
+        Args:
+            numbers: of the places that have the pages.
+            n_of: pages that each place gives before.
+            n_pages: how many pages there are.
+            is_load: whether a place comes first that was long passed over.
+        """
+        places = [self.places[number] for number in numbers]
+        if is_load and (waiting := [place for place in places if place.n_passed_over >= MAX_PASSED_OVER]):
+            return waiting[0].number
+        if not places[0].rate.is_known:
+            return places[0].number
+
+        def more_s(place: StorePlace) -> float:
+            n_before = n_of[place.number]
+            before_s, after_s = (place.rate.seconds(n * self._page_tokens) for n in (n_before, n_before + n_pages))
+            return after_s - before_s
+
+        return min((place for place in places if place.rate.is_known), key=more_s).number
 
     def _start(self, transfer: _Transfer, parts: Sequence[tuple[StorePlace, int, Sequence[int]]]) -> int:
         """Takes note of the parts of a transfer, which have begun; returns its ticket."""
@@ -279,14 +295,14 @@ class JoinedStore:
         transfer, load = part.transfer, part.transfer.load
         transfer.n_parts -= 1
         transfer.round_seconds = max(transfer.round_seconds, finished.seconds)
-        if load is not None:
+        if load is not None and part.pages:
             place.n_pages_read += finished.n_pages
             place.read_seconds += finished.seconds
             if finished.n_pages:
                 place.rate.add(finished.n_pages * self._page_tokens, finished.seconds)
             for page in part.pages[: finished.n_pages]:
                 load.sources[page] = place.number
-        else:
+        elif load is None:
             place.write_seconds += finished.seconds if part.pages else 0.0
             n_before = transfer.n_pages
             transfer.n_pages = max(finished.n_pages, n_before + finished.n_pages * transfer.is_sum)
@@ -298,6 +314,8 @@ class JoinedStore:
             missing, holders = self._still_missing(load)
             if missing:
                 self._ask(transfer, missing, self._choose(holders, 0))
+                return None
+            if self._look_up_rest(transfer, load):
                 return None
             read = list(itertools.takewhile(lambda source: source is not None, load.sources))
             transfer.n_pages = len(read)
@@ -320,6 +338,20 @@ class JoinedStore:
             missing.append(page)
             holders.append(others)
         return missing, holders
+
+    def _look_up_rest(self, transfer: _Transfer, load: _Load) -> bool:
+        """Begins to look up what could not be read of a load, once; returns whether there is a place for that."""
+        first = next((page for page, source in enumerate(load.sources) if source is None), None)
+        if load.is_looked_up or first is None:
+            return False
+        load.is_looked_up = True
+        for place in self.places:
+            if (place.number, first) not in load.asked:
+                ticket = place.store.look_up(load.keys[first:])
+                if ticket is not None:
+                    self._start(transfer, [(place, ticket, ())])
+                    return True
+        return False
 
 
 def _known(store: PageStore, keys: Sequence[bytes]) -> Iterator[bool]:
