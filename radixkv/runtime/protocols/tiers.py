@@ -31,7 +31,11 @@ class TierHits(NamedTuple):
     n_on_disk: int = 0
     """Tokens that the disk tier has beyond device and host tier, without the prompt's last one."""
     is_fetched: bool = False
-    """Whether a request would fetch them."""
+    """Whether a request would fetch them, or some of them."""
+    n_fetched: int = 0
+    """How many of them it would fetch, without the prompt's last one."""
+    n_from_shared: int | None = None
+    """How many tokens it would fetch from a shared store beside the disk; None without both or without a fetch."""
     n_beyond_device: int = 0
     """Tokens that the host tier has beyond the device, with the last one."""
     n_beyond_host: int = 0

@@ -142,17 +142,34 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         Where several places have parts of the prompt, ``n_disk`` ends where it pays most to compute the rest.
         Changes nothing. O(1) without a disk tier or if it has no page, else O(tokens).
         """
-        if self.disk is None:
-            return cached
-        n_memory = max(cached.n_host, cached.n_device)
-        fetchable = self.disk.fetchable(namespace, tokens, cached.n_host, n_memory)
-        if not fetchable:
-            return cached._replace(n_disk=cached.n_host)
-        choices = [cached._replace(n_disk=n_tokens, fetch_s=fetch_s) for n_tokens, fetch_s in reversed(fetchable)]
+        choices = self._fetchable(namespace, tokens, cached)
         if self._loads_anyway(self._n_fetches_declined):
             return choices[0]
         gain_s = self.cost.gain_s
         return max(choices, key=lambda one: gain_s(one.n_beyond_device + one.n_beyond_host, one.fetch_s))
+
+    def match_all(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> CachedPrefixes:
+        """Returns the same with all that can be fetched, whether that pays or not. Changes nothing."""
+        return self._fetchable(namespace, tokens, cached)[0]
+
+    def n_from_shared(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> int | None:
+        """Returns how many tokens of a fetch would come from a shared store beside the disk; None without both.
+
+        Changes nothing. O(tokens).
+        """
+        if self.disk is None or len(self.disk.stores) == 1:
+            return None
+        return self.disk.n_from_shared(namespace, tokens, max(cached.n_host, cached.n_device), cached.n_disk)
+
+    def _fetchable(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> list[CachedPrefixes]:
+        """Returns up to where pages behind the host tier can be fetched, the longest prefix first."""
+        if self.disk is None:
+            return [cached]
+        n_memory = max(cached.n_host, cached.n_device)
+        fetchable = self.disk.fetchable(namespace, tokens, cached.n_host, n_memory)
+        if not fetchable:
+            return [cached._replace(n_disk=cached.n_host)]
+        return [cached._replace(n_disk=n_tokens, fetch_s=fetch_s) for n_tokens, fetch_s in reversed(fetchable)]
 
     def stored(self, namespace: Namespace, tokens: bytes) -> StoredPrefix:
         """Returns how much of a prompt host tier and disk tier have, each from its start.

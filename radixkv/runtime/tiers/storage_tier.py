@@ -187,6 +187,20 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         keys = self._chain.keys(namespace, tokens)[n_memory // self.host.page_size :]
         return self.store.seconds(keys, self._n_state_pages)[-1][1] if keys else 0.0
 
+    def n_from_shared(self, namespace: Namespace, tokens: bytes, n_memory: int, n_tokens: int) -> int:
+        """Returns how many tokens of a fetch would come from stores that servers share. O(tokens).
+
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            n_memory: tokens before those that are fetched.
+            n_tokens: the fetch ends behind so many.
+        """
+        page_size = self.host.page_size
+        keys = self._chain.keys(namespace, tokens)[n_memory // page_size : n_tokens // page_size]
+        places = self.store.places
+        return page_size * sum(places[one].store.health is not None for one in self.store.sources(keys))
+
     def look_up(self, namespace: Namespace, tokens: bytes, n_host: int) -> Lookup | None:
         """Asks a store that servers share for what it is not known to have of a prompt. O(tokens).
 

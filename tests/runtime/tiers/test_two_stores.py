@@ -153,6 +153,21 @@ def test_a_prompt_is_fetched_up_to_where_computing_is_faster(
     assert sources(ask(engine)) == expected
 
 
+def test_an_explanation_says_from_where_a_request_would_fetch() -> None:
+    engine = started_again()
+    keep(engine.stores[0], 0, 4)
+    hits = engine.scheduler.tiers.find(Namespace(), token_bytes(prompt(N_TOKENS)))
+    assert (hits.n_on_disk, hits.is_fetched, hits.n_fetched, hits.n_from_shared) == (39, True, 39, 24)
+    tier = engine.host_tier
+    tier.load_policy = "auto"
+    tier.cost.add_step(1000, 1000, 100.0)
+    tier.cost.add_load(1000, 0.001)
+    tier.cost.fetch_rate(1).add(1, 100.0)
+    hits = engine.scheduler.tiers.find(Namespace(), token_bytes(prompt(N_TOKENS)))
+    assert (hits.n_on_disk, hits.is_fetched, hits.n_fetched, hits.n_from_shared) == (39, True, 16, 0)
+    assert hits.n_beyond_host == N_TOKENS
+
+
 def test_each_store_says_what_it_has_of_a_prompt() -> None:
     engine = started_again()
     keep(engine.stores[0], 0, 7)

@@ -142,7 +142,7 @@ class JoinedStore:
         """
         n_of = [0] * len(self.places)
         estimates: list[tuple[int, float]] = []
-        for number, run in itertools.groupby(self._choose(self._holders(keys), len(self.places) - 1)):
+        for number, run in itertools.groupby(self.sources(keys)):
             n_pages = len(list(run))
             n_of[number] += n_pages
             n_with = [n + n_more * (place == number) for place, n in enumerate(n_of)]
@@ -151,6 +151,13 @@ class JoinedStore:
             )
             estimates.append((n_pages + (estimates[-1][0] if estimates else 0), longest))
         return estimates
+
+    def sources(self, keys: Sequence[bytes]) -> list[int]:
+        """Returns the number of the place from which a load would read each page. O(pages).
+
+        Pages that no store is known to have count as those of the last one, in which they may be found.
+        """
+        return self._choose(self._holders(keys), len(self.places) - 1)
 
     def look_up(self, keys: Sequence[bytes], first: int = 0, states: StateKeys | None = None) -> int | None:
         """See ``PageStore``. Asks the first store that servers share."""
