@@ -379,7 +379,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
 
     def _begin_store(self, store: Store[StoredPages]) -> int:
         parts = store.states[0].source.parts if store.states else {}
-        return self.store.store(*self._pages(store, parts))
+        return self.store.store(*self._pages(store, parts), max_behind=self._max_in_store // 2)
 
     def _take_store(self, store: Store[StoredPages], finished: FinishedTransfer) -> bool:
         self.changes.add_stored(store.offer.namespace, store.offer.tokens)

@@ -28,6 +28,8 @@ class StorePlace:
     read_seconds: float = 0.0
     """Time of the reads themselves, as of ``write_seconds``."""
     write_seconds: float = 0.0
+    n_pages_writing: int = 0
+    """Pages of the stores in flight."""
     n_passed_over: int = 0
     """Loads since its last one of pages that it had and another place gave."""
     in_flight: dict[int, _Part] = field(default_factory=dict)
@@ -174,9 +176,20 @@ class JoinedStore:
         self._ask(transfer, range(len(keys)), self._choose(holders, 0, is_load=True))
         return transfer.ticket
 
-    def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
-        """See ``PageStore``. Each store gets the pages that it lacks; they count once one has them."""
-        parts = [(place, place.store.store(keys, tokens, buffers), range(len(keys))) for place in self.places]
+    def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview], *, max_behind: int) -> int:
+        """See ``PageStore``. Each store gets the pages that it lacks; they count once one has them.
+
+        Args:
+            keys: see ``PageStore.load``.
+            tokens: see there.
+            buffers: see there.
+            max_behind: a place that is still writing more pages gets none of these, unless all are: others would
+                have to wait for it.
+        """
+        in_time = [place for place in self.places if place.n_pages_writing <= max_behind] or self.places
+        for place in in_time:
+            place.n_pages_writing += len(keys)
+        parts = [(place, place.store.store(keys, tokens, buffers), range(len(keys))) for place in in_time]
         return self._start(_Transfer(next(self._tickets)), parts)
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
@@ -311,6 +324,7 @@ class JoinedStore:
                 load.sources[page] = place.number
         elif load is None:
             place.write_seconds += finished.seconds if part.pages else 0.0
+            place.n_pages_writing -= len(part.pages)
             n_before = transfer.n_pages
             transfer.n_pages = max(finished.n_pages, n_before + finished.n_pages * transfer.is_sum)
         if transfer.n_parts:

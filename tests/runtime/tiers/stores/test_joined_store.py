@@ -185,7 +185,7 @@ def test_random_places(n_places: int, seed: int) -> None:
         match random.choice(("store", "load", "load", "load", "evict", "damage")):
             case "store":
                 buffers = [memoryview(bytearray(content_of(page))) for page in pages]
-                ticket = store.store(keys, b"".join(map(tokens_of, pages)), buffers)
+                ticket = store.store(keys, b"".join(map(tokens_of, pages)), buffers, max_behind=99)
                 assert wait(store, places, ticket, random).n_pages == len(pages)
                 assert store.run_of_all(keys) == len(pages)
             case "evict":
@@ -301,7 +301,7 @@ def test_a_write_goes_to_all_places_and_counts_once_one_has_it() -> None:
     store = joined(*places)
     buffers = [memoryview(bytearray(content_of(page))) for page in range(3)]
     keys = [key_of(page) for page in range(3)]
-    ticket = store.store(keys, b"".join(map(tokens_of, range(3))), buffers)
+    ticket = store.store(keys, b"".join(map(tokens_of, range(3))), buffers, max_behind=99)
     disk.finish()
     assert store.take_finished() == [], "the other one still reads the buffers"
     network.finish()
@@ -316,6 +316,24 @@ def test_a_write_goes_to_all_places_and_counts_once_one_has_it() -> None:
     store.close(5.0)
     assert disk.closed is not None
     assert network.closed is not None
+
+
+def test_a_place_that_is_slow_to_write_does_not_hold_up_the_other() -> None:
+    disk, network = places = Place(), Place(is_shared=True)
+    store = joined(*places)
+    for first in range(0, 20, 4):
+        pages = range(first, first + 4)
+        buffers = [memoryview(bytearray(content_of(page))) for page in pages]
+        store.store([key_of(page) for page in pages], b"".join(map(tokens_of, pages)), buffers, max_behind=6)
+        disk.finish()
+        store.take_finished()
+    assert (len(disk.pages), len(network.in_flight)) == (20, 2), "8 pages are more than 6"
+    network.finish()
+    assert [one.n_pages for one in store.take_finished()] == [4]
+    keys = [key_of(page) for page in range(20)]
+    store.store(keys[:1], tokens_of(0), [memoryview(bytearray(content_of(0)))], max_behind=6)
+    assert len(network.in_flight) == 2, "it has caught up"
+    assert store.are_uneven(keys)
 
 
 def test_a_rate_has_a_fixed_time_and_one_per_token() -> None:
