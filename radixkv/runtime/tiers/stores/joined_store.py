@@ -173,7 +173,7 @@ class JoinedStore:
         load = _Load(keys, tokens, buffers, [None] * len(keys))
         transfer = _Transfer(next(self._tickets), load=load)
         holders = self._holders(keys)
-        self._ask(transfer, range(len(keys)), self._choose(holders, 0, is_load=True))
+        self._ask(transfer, range(len(keys)), self._choose(holders, is_load=True))
         return transfer.ticket
 
     def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview], *, max_behind: int) -> int:
@@ -233,24 +233,28 @@ class JoinedStore:
 
     def _holders(self, keys: Sequence[bytes]) -> list[tuple[int, ...]]:
         """Returns the numbers of the places that are known to have each page. O(pages)."""
-        if len(self.places) == 1:
-            return [(0,)] * len(keys)
+        if len(self.places) == 1 or self.run_of_all(keys) == len(keys):
+            return [tuple(range(len(self.places)))] * len(keys)
         has = [list(_known(place.store, keys)) for place in self.places]
         return [tuple(itertools.compress(range(len(self.places)), one)) for one in zip(*has, strict=True)]
 
-    def _choose(self, holders: Sequence[tuple[int, ...]], default: int, *, is_load: bool = False) -> list[int]:
+    def _choose(
+        self, holders: Sequence[tuple[int, ...]], default: int | None = None, *, is_load: bool = False
+    ) -> list[int]:
         """Returns the number of the place that gives each page. O(pages).
 
         Args:
             holders: places that may give each page.
-            default: the place of leading pages without any; later ones come from the place of the page before.
+            default: the place of pages without any; None: the place of the page before.
             is_load: whether that is counted, and places that were long passed over come first.
         """
         n_of, chosen = [0] * len(self.places), list[int]()
         passed_over: set[int] = set()
         for numbers, run in itertools.groupby(holders):
-            n_pages = len(list(run))
-            number = default if not chosen else chosen[-1]
+            n_pages = sum(1 for _ in run)
+            number = default
+            if number is None:
+                number = chosen[-1] if chosen else 0
             if numbers:
                 number = self._cheapest(numbers, n_of, n_pages, is_load=is_load)
             n_of[number] += n_pages
@@ -334,7 +338,7 @@ class JoinedStore:
         if load is not None:
             missing, holders = self._still_missing(load)
             if missing:
-                self._ask(transfer, missing, self._choose(holders, 0))
+                self._ask(transfer, missing, self._choose(holders))
                 return None
             if self._look_up_rest(transfer, load):
                 return None

@@ -253,6 +253,10 @@ def test_each_run_comes_from_the_place_that_has_it() -> None:
     assert store.seconds(keys)[0][1] == pytest.approx(0.01)
     assert store.seconds(keys)[3][1] == pytest.approx(0.04), "the places read beside each other"
     assert (store.places[0].n_pages_read, store.places[1].n_pages_read) == (20, 20)
+    disk.pages = dict(list(disk.pages.items())[:10])
+    network.pages.clear()
+    assert [n for n, _ in store.seconds(keys)] == [10, 40], "the rest may be found in the network"
+    assert store.seconds(keys)[1][1] == pytest.approx(30 * 0.04 / 20), "nothing tells its fixed time yet"
 
 
 def test_a_place_that_was_long_passed_over_is_measured_again() -> None:
