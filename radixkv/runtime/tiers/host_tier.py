@@ -142,15 +142,21 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         Where several places have parts of the prompt, ``n_disk`` ends where it pays most to compute the rest.
         Changes nothing. O(1) without a disk tier or if it has no page, else O(tokens).
         """
+        return self.match_all(namespace, tokens, cached)[1]
+
+    def match_all(
+        self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes
+    ) -> tuple[CachedPrefixes, CachedPrefixes]:
+        """Returns the same with all that can be fetched, whether that pays or not, and what ``match_disk`` returns.
+
+        Changes nothing.
+        """
         choices = self._fetchable(namespace, tokens, cached)
         if self._loads_anyway(self._n_fetches_declined):
-            return choices[0]
+            return choices[0], choices[0]
         gain_s = self.cost.gain_s
-        return max(choices, key=lambda one: gain_s(one.n_beyond_device + one.n_beyond_host, one.fetch_s))
-
-    def match_all(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> CachedPrefixes:
-        """Returns the same with all that can be fetched, whether that pays or not. Changes nothing."""
-        return self._fetchable(namespace, tokens, cached)[0]
+        best = max(choices, key=lambda one: gain_s(one.n_beyond_device + one.n_beyond_host, one.fetch_s))
+        return choices[0], best
 
     def n_from_shared(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> int | None:
         """Returns how many tokens of a fetch would come from a shared store beside the disk; None without both.

@@ -346,11 +346,11 @@ class MemoryTiers(Tiers):
         """Returns what the tiers have of a prompt beyond the device. O(edges), with a disk tier O(tokens)."""
         host_tier = self._host_tier
         cached = host_tier.match(namespace, tokens)
-        with_disk = host_tier.match_disk(namespace, tokens, cached)
+        with_all, with_disk = host_tier.match_all(namespace, tokens, cached)
         n_used = len(tokens) // TOKEN_BYTES - 1  # a request computes at least one prompt token
         n_in_host = max(0, min(cached.n_host, n_used) - cached.n_device)
-        n_memory, n_all = max(cached.n_host, cached.n_device), host_tier.match_all(namespace, tokens, cached)
-        n_on_disk, n_fetched = (max(0, min(one.n_disk, n_used) - n_memory) for one in (n_all, with_disk))
+        n_memory = max(cached.n_host, cached.n_device)
+        n_on_disk, n_fetched = (max(0, min(one.n_disk, n_used) - n_memory) for one in (with_all, with_disk))
         is_fetched = n_fetched > 0 and host_tier.should_load(with_disk)
         return TierHits(
             n_in_host,
@@ -361,7 +361,7 @@ class MemoryTiers(Tiers):
             n_fetched=n_fetched if is_fetched else 0,
             n_from_shared=host_tier.n_from_shared(namespace, tokens, with_disk) if is_fetched else None,
             n_beyond_device=cached.n_beyond_device,
-            n_beyond_host=n_all.n_beyond_host,
+            n_beyond_host=with_all.n_beyond_host,
         )
 
     def stored(self, namespace: Namespace, tokens: bytes) -> StoredPrefix:
