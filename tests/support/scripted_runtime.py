@@ -241,6 +241,8 @@ class ScriptedLoop:
     """Counters of a host tier, from which every request has loaded one token; None: there is no host tier."""
     disk: DiskStats | None = None
     """Counters of a disk tier, from which that token came; None: there is no disk tier."""
+    shared_store: DiskStats | None = None
+    """Counters of a shared store; None: there is none."""
     joint: TierOutline | None = None
     """The tree of device and host tier together."""
     drafts: DraftStats | None = None
@@ -513,7 +515,12 @@ class ScriptedLoop:
             n_pages_evictable=16,
             n_pages_pinned=8,
             prefix_queries_total=100,
-            cache_use=CacheUse(40, n_loaded=30 if self.host else 0, n_fetched=20 if self.disk else 0),
+            cache_use=CacheUse(
+                40,
+                n_loaded=30 if self.host else 0,
+                n_fetched=20 if self.disk or self.shared_store else 0,
+                n_shared=20 if self.shared_store else 0,
+            ),
             prompt_tokens_total=100,
             generation_tokens_total=50,
             preemptions_total=1,
@@ -526,6 +533,7 @@ class ScriptedLoop:
             start_seconds={"imports": 1.5, "weights": 0.5},
             host=self.host,
             disk=self.disk,
+            shared_store=self.shared_store,
             drafts=self.drafts,
             states=self.states,
             pauses=self.pauses,

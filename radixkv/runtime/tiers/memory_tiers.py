@@ -255,6 +255,8 @@ class MemoryTiers(Tiers):
                         wait.n_fetchable_bytes = min((n_read + 1) * TOKEN_BYTES, len(copy.tokens) - TOKEN_BYTES)
                         wait.is_looked_up = False
                     request.cache_use.note("fetched", copy.start, copy.start + copy.n_tokens)
+                    for first, last in copy.from_shared:
+                        request.cache_use.note("shared", first, last)
                 self._note_end(request)
                 self.retract(request)
         for request, (load, _) in list(self._loads.items()):
@@ -365,18 +367,22 @@ class MemoryTiers(Tiers):
         """Returns what the tiers have of a prompt beyond the device. O(edges), with a disk tier O(tokens)."""
         host_tier = self._host_tier
         cached = host_tier.match(namespace, tokens)
-        with_disk = host_tier.match_disk(namespace, tokens, cached)
+        with_all, with_disk = host_tier.match_all(namespace, tokens, cached)
         n_used = len(tokens) // TOKEN_BYTES - 1  # a request computes at least one prompt token
         n_in_host = max(0, min(cached.n_host, n_used) - cached.n_device)
-        n_on_disk = max(0, min(with_disk.n_disk, n_used) - max(cached.n_host, cached.n_device))
+        n_memory = max(cached.n_host, cached.n_device)
+        n_on_disk, n_fetched = (max(0, min(one.n_disk, n_used) - n_memory) for one in (with_all, with_disk))
+        is_fetched = n_fetched > 0 and host_tier.should_load(with_disk)
         return TierHits(
             n_in_host,
             is_loaded=n_in_host > 0 and host_tier.should_load(cached),
             min_loaded_tokens=host_tier.cost.min_tokens if host_tier.load_policy == "auto" else None,
             n_on_disk=n_on_disk,
-            is_fetched=n_on_disk > 0 and host_tier.should_load(with_disk),
-            n_beyond_device=with_disk.n_beyond_device,
-            n_beyond_host=with_disk.n_beyond_host,
+            is_fetched=is_fetched,
+            n_fetched=n_fetched if is_fetched else 0,
+            n_from_shared=host_tier.n_from_shared(namespace, tokens, with_disk) if is_fetched else None,
+            n_beyond_device=cached.n_beyond_device,
+            n_beyond_host=with_all.n_beyond_host,
         )
 
     def stored(self, namespace: Namespace, tokens: bytes) -> StoredPrefix:
@@ -394,12 +400,11 @@ class MemoryTiers(Tiers):
         dropped = self._host_tier.invalidate(namespace, tokens, drops_disk=lowest == "storage")
         return dropped[0], dropped[1] if self.has_disk else None
 
-    def stats(self) -> tuple[HostStats | None, DiskStats | None]:
-        """Returns the counters and gauges of host tier and disk tier. O(1)."""
+    def stats(self) -> tuple[HostStats | None, DiskStats | None, DiskStats | None]:
+        """Returns the counters and gauges of host tier, disk tier and shared store. O(1)."""
         disk = self._host_tier.disk
-        return self._host_tier.stats(
-            len(self), self._ahead.n_loaded, self._ahead.n_used
-        ), None if disk is None else disk.stats()
+        of_stores = (None, None) if disk is None else disk.stats()
+        return self._host_tier.stats(len(self), self._ahead.n_loaded, self._ahead.n_used), *of_stores
 
     def changes(self) -> list[TierChanges]:
         """Begins to record the changes of host tier and disk tier; returns their sources. O(1)."""
@@ -449,6 +454,8 @@ class MemoryTiers(Tiers):
             return False
         for first, last in brought.fetched:
             request.cache_use.note("fetched", first, last)
+        for first, last in brought.from_shared:
+            request.cache_use.note("shared", first, last)
         found = [(first, min(last, n_found)) for first, last in brought.loaded if first < n_found]
         for first, last in found:
             request.cache_use.note("loaded", first, last)
