@@ -119,7 +119,7 @@ def test_every_metric_is_documented(site: Site) -> None:
     site.loop.drafts = DRAFTS
     site.loop.states, site.loop.windows = STATES, WINDOWS
     site.loop.replicas = REPLICAS
-    site.loop.adapters = AdapterStats(2, 1000)
+    site.loop.adapters = AdapterStats(2, 1000, n_in_slots=1)
     types = []
     for disk, shared_store in ((DISK, None), (None, SHARED_STORE), (DISK, SHARED_STORE)):
         site.loop.disk, site.loop.shared_store = disk, shared_store
