@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device import memory_check
+from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
 from radixkv.runtime.tiers.stores.page_store import PageCounts
 from radixkv.runtime.tiers.stores.shared_memory.memory_store import SharedMemoryStore
 from radixkv.runtime.tiers.stores.shared_memory.segment import Segment
-from radixkv.runtime.tiers.stores.shared_memory.slot_table import SlotTable
+from radixkv.runtime.tiers.stores.shared_memory.slot_table import ENTRY_BYTES, SlotTable
 from support.cases import examples
 from support.page_files import (
     PAGE_TOKEN_BYTES,
@@ -260,6 +262,25 @@ def test_a_word_across_two_entries_is_not_found(tmp_path: Path) -> None:
         store._table.commit(1, second.ljust(64, b"\0"), 1)
         assert store._table.find(second) == 1
         assert store._table.find(first[4:] + second[:4]) is None
+
+
+def test_a_removal_is_not_slower_for_each_page_before_it() -> None:
+    n_slots, n_pages = 200_000, 2_000
+    table = SlotTable(mmap.mmap(-1, n_slots * ENTRY_BYTES), 0, n_slots)
+    digests = [number.to_bytes(DIGEST_BYTES, "little") for number in range(1, n_pages + 1)]
+    keys = [digest + before for before, digest in pairwise([bytes(DIGEST_BYTES), *digests])]
+    for slot, key in enumerate(keys):
+        table.commit(slot, key, 1)
+    for slot in range(n_pages, table.n_slots):
+        table.commit(slot, (slot + 1).to_bytes(DIGEST_BYTES, "little") + b"other".ljust(DIGEST_BYTES, b"\0"), 1)
+
+    def seconds(n_leading: int) -> float:
+        began = time.perf_counter()
+        assert table.below(keys[-1], keys[-1 - n_leading : -1]) == list(range(n_pages - 1 - n_leading, n_pages))
+        return time.perf_counter() - began
+
+    assert min(seconds(n_pages - 1) for _ in range(3)) < 4 * min(seconds(1) for _ in range(3))
+    table.close()
 
 
 def test_sets_hold_nearly_all_that_the_segment_has_room_for(tmp_path: Path) -> None:

