@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -180,19 +180,26 @@ def test_what_is_found_or_spared_goes_last(tmp_path: Path) -> None:
 
 
 def test_a_sequence_longer_than_the_segment_keeps_its_beginning(tmp_path: Path) -> None:
-    with memory_store(tmp_path, 6) as store:
+    with memory_store(tmp_path, 6, n_threads=1) as store:  # two threads may end pages in another order
         store_run(store, [1, 2, 3])
         long = list(range(10, 20))
         assert store_run(store, long) == 6
         assert load_run(store, long) == [page_of(key, PAGE_BYTES) for key in keys_of(long)[:6]]
 
 
-def test_a_clock_that_is_set_back_stops_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("clock", ["time_ns", "monotonic_ns"])
+def test_a_clock_that_goes_back_costs_no_hits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: str) -> None:
+    """The wall clock may be set; the other one begins anew when the machine restarts."""
     with memory_store(tmp_path, 6) as store:
         store_run(store, list(range(6)))
-        now = time.time_ns() - 3600 * 10**9
-        monkeypatch.setattr(time, "time_ns", lambda: now)
-        assert store_run(store, list(range(10, 20))) == 6
+        now = getattr(time, clock)
+        monkeypatch.setattr(time, clock, lambda: now() - 3600 * 10**9)
+        assert load_run(store, [0, 1, 2]) == [page_of(key, PAGE_BYTES) for key in keys_of([0, 1, 2])]
+        assert store_run(store, [10, 11, 12]) == 3
+        assert [n_leading(store, run) for run in ([0, 1, 2], [10, 11, 12])] == [3, 3]
+        for page in range(20, 26):
+            store_run(store, [page])
+        assert [n_leading(store, [page]) for page in range(20, 26)] == [1] * 6
 
 
 def test_what_others_store_is_found_without_asking(tmp_path: Path) -> None:
@@ -241,10 +248,10 @@ def test_a_removal_drops_a_store_that_is_under_way(tmp_path: Path, monkeypatch: 
         begun, go_on = threading.Event(), threading.Event()
         first_to_go = SlotTable.first_to_go
 
-        def wait_there(table: SlotTable, key: bytes) -> list[tuple[int, int]]:
+        def wait_there(table: SlotTable, key: bytes, now: int) -> Iterator[tuple[int, int]]:
             begun.set()
             assert go_on.wait(TIMEOUT_S)
-            return first_to_go(table, key)
+            return first_to_go(table, key, now)
 
         monkeypatch.setattr(SlotTable, "first_to_go", wait_there)
         ticket = store.store(keys_of([1, 2]), tokens_of([1, 2]), buffers(2, PAGE_BYTES))
@@ -289,6 +296,22 @@ def test_sets_hold_nearly_all_that_the_segment_has_room_for(tmp_path: Path) -> N
         run = list(range(900))
         assert store_run(store, run) >= 0
         assert 850 < store.n_pages <= 900
+
+
+def test_most_pages_of_a_full_table_follow_an_unbroken_prefix() -> None:
+    """Sets give up pages of the same age at different times; the fewer slots they have, the more prefixes break."""
+    n_slots, n_pages = 4096, 100
+    table = SlotTable(mmap.mmap(-1, n_slots * ENTRY_BYTES), 0, n_slots)
+    runs = [keys_of([number, *range(n_pages - 1)]) for number in range(2 * n_slots // n_pages)]
+    for now, run in enumerate(runs):
+        for n, key in enumerate(run):
+            _, slot = next(table.first_to_go(key, now * n_pages))
+            table.clear(slot)
+            table.commit(slot, key, (now + 1) * n_pages - n)
+    assert table.n_pages == n_slots
+    n_usable = sum(next((n for n, key in enumerate(run) if table.find(key) is None), n_pages) for run in runs)
+    assert n_usable > 0.9 * n_slots
+    table.close()
 
 
 def test_closing_finishes_stores_and_leaves_no_thread_or_descriptor(tmp_path: Path) -> None:

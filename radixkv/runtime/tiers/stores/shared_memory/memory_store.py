@@ -16,6 +16,7 @@ from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts
 from radixkv.runtime.tiers.stores.page_value import KEY_AT, DamagedPage, PageHeader
 from radixkv.runtime.tiers.stores.shared_memory.segment import Segment
 from radixkv.runtime.tiers.stores.shared_memory.slot_locks import SlotLocks
+from radixkv.runtime.tiers.stores.shared_memory.slot_table import LATEST_NS
 from radixkv.runtime.tiers.stores.transfer_threads import Transfer, TransferThreads, Urgency
 
 logger = logging.getLogger(__name__)
@@ -29,10 +30,10 @@ MAX_SPARED_PAGES = 2048
 """Pages that one ``spare`` marks at most, 1 µs each."""
 SPARE_PAUSE_S = 1.0
 """The same pages are not marked again before."""
+MAX_TRIES = 3
+"""How often a page looks for a slot: another thread may use all those that it has found."""
 COUNT_PAUSE_S = 1.0
 """How old the number of pages may be."""
-_CLOCK_SLACK_NS = 10**9
-"""A use that is further in the future is from before the clock was set back."""
 
 
 class SharedMemoryStore:
@@ -106,7 +107,7 @@ class SharedMemoryStore:
 
     def run(self, keys: Sequence[bytes]) -> int:
         """See ``PageStore``. Counts as a use of these pages."""
-        tick = time.time_ns() + len(keys)
+        tick = time.monotonic_ns() + len(keys)
         for n_pages, key in enumerate(keys):
             if (slot := self._table.find(key)) is None:
                 return n_pages
@@ -120,7 +121,7 @@ class SharedMemoryStore:
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``."""
         n_known = self.run(keys)
-        tick = time.time_ns() + len(keys)
+        tick = time.monotonic_ns() + len(keys)
         steps = [
             partial(self._load_page, *page, tick - n, n < n_known)
             for n, page in enumerate(self._pages(keys, tokens, buffers))
@@ -131,11 +132,8 @@ class SharedMemoryStore:
         """See ``PageStore``. At most ``MAX_PENDING_BYTES`` wait at once."""
         n_accepted = max(0, self._max_waiting_stores - self._threads.n_waiting(Urgency.STORE))
         pages = self._pages(keys, tokens, buffers)[:n_accepted]
-        began = time.time_ns()
-        steps = [
-            partial(self._store_page, *page, began, began + len(pages) - n, self._n_removals)
-            for n, page in enumerate(pages)
-        ]
+        tick = time.monotonic_ns() + len(pages)
+        steps = [partial(self._store_page, *page, tick - n, self._n_removals) for n, page in enumerate(pages)]
         return self._threads.start(Urgency.STORE, steps, len(steps), None)
 
     def spare(self, keys: Sequence[bytes]) -> None:
@@ -145,7 +143,7 @@ class SharedMemoryStore:
         if keys == before and now < marked + SPARE_PAUSE_S:
             return
         self._spared = list(keys), now
-        tick, n_left = time.time_ns(), MAX_SPARED_PAGES
+        tick, n_left = time.monotonic_ns(), MAX_SPARED_PAGES
         for key in keys:
             n_left -= self._table.touch_chain(key, tick, n_left)
 
@@ -245,7 +243,7 @@ class SharedMemoryStore:
                 self._header.check(header, key, tokens, page)
 
     def _store_page(
-        self, key: bytes, tokens: bytes, page: memoryview, began: int, tick: int, n_removals: int, _: Transfer
+        self, key: bytes, tokens: bytes, page: memoryview, tick: int, n_removals: int, _: Transfer
     ) -> bool:
         if n_removals != self._n_removals:
             return False
@@ -254,7 +252,7 @@ class SharedMemoryStore:
             return True
         locks = self._locks.pop()
         try:
-            if (slot := self._take_slot(locks, key, began)) is None:
+            if (slot := self._take_slot(locks, key, tick)) is None:
                 return False
             try:
                 self._copy_in(slot, key, tokens, page)
@@ -269,18 +267,21 @@ class SharedMemoryStore:
             self._locks.append(locks)
         return True
 
-    def _take_slot(self, locks: SlotLocks, key: bytes, began: int) -> int | None:
-        """Locks and empties the slot that a page takes. None if each was used since ``began``, or is locked."""
-        latest = time.time_ns() + _CLOCK_SLACK_NS
-        for tick, slot in self._table.first_to_go(key):
-            if began <= tick <= latest or not locks.try_hold(slot):
-                continue
-            if self._table.tick(slot) == tick:
-                with self._lock:
-                    self._note_removed(slot)
-                self._table.clear(slot)
-                return slot
-            locks.free(slot)  # it was used meanwhile
+    def _take_slot(self, locks: SlotLocks, key: bytes, tick: int) -> int | None:
+        """Locks and empties the slot that a page takes. None if each was used since ``tick``, or is locked."""
+        for _ in range(MAX_TRIES):
+            now = time.monotonic_ns()
+            for used, slot in self._table.first_to_go(key, now):
+                if tick <= used <= now + LATEST_NS:
+                    break
+                if not locks.try_hold(slot):
+                    continue
+                if self._table.tick(slot) == used:
+                    with self._lock:
+                        self._note_removed(slot)
+                    self._table.clear(slot)
+                    return slot
+                locks.free(slot)  # it was used meanwhile
         return None
 
     def _copy_in(self, slot: int, key: bytes, tokens: bytes, page: memoryview) -> None:

@@ -19,7 +19,7 @@ from radixkv.runtime.tiers.stores.shared_memory.slot_locks import WHOLE_SEGMENT,
 from radixkv.runtime.tiers.stores.shared_memory.slot_table import ENTRY_BYTES, SlotTable
 from radixkv.settings.values import parse_bytes
 
-_MAGIC = b"radixkv shared 1"
+_MAGIC = b"radixkv shared 2"
 """At the start of a segment that is made; its last character is the version of the format."""
 _N_VERSION_BYTES = 1
 _FORMAT = struct.Struct("<QQ")

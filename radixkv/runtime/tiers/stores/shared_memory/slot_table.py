@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from mmap import mmap
 
 import numpy as np
@@ -13,8 +13,12 @@ from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
 WORD_BYTES = 8
 ENTRY_BYTES = 3 * WORD_BYTES
 """Bytes that a slot takes in the table."""
-_SET_SLOTS = 64
+_SET_SLOTS = 256
 """Least slots of a set, if there are so many."""
+_N_FIRST = 16
+"""Slots that are sorted first when a page takes one: the others are all in use."""
+LATEST_NS = 60 * 10**9
+"""A use that is further in the future is from before the machine restarted, in a segment that outlives that."""
 
 
 class SlotTable:
@@ -23,7 +27,8 @@ class SlotTable:
     A page may be in the slots of one *set*, which its key's digest chooses, so that nothing but the slot itself
     changes when a page comes or goes: no list can be left half changed by a process that dies.
 
-    The words are the beginning of the page's digest, that of the page before it, and the time of the last use. The
+    The words are the beginning of the page's digest, that of the page before it, and the time of the last use, on
+    the machine's ``CLOCK_MONOTONIC``, which nobody sets. The
     first is the *commit word*: 0 as long as the slot has no whole page. It is written last, and only by the holder
     of the slot's lock. Anyone may set it to 0 at any time, which makes the slot free. Whoever reads words without
     that lock gets a hint: the page may be another one a moment later. A word is read and written at once, as it is
@@ -71,12 +76,12 @@ class SlotTable:
         return not self._digests[slot]
 
     def tick(self, slot: int) -> int:
-        """Returns the time of the last use of a slot; 0 if it is free, for holders of its lock. O(1)."""
+        """Returns the time of the last use of a slot; a free one may have any. O(1)."""
         return self._ticks[slot]
 
     def touch(self, slot: int, tick: int) -> None:
         """Notes a use. O(1)."""
-        if self._ticks[slot] < tick:
+        if not tick <= self._ticks[slot] <= tick + LATEST_NS:
             self._ticks[slot] = tick
 
     def touch_chain(self, key: bytes, tick: int, n_most: int) -> int:
@@ -97,15 +102,19 @@ class SlotTable:
             slot = self.find(self._parents[slot].to_bytes(WORD_BYTES, "little"))
         return n_pages
 
-    def first_to_go(self, key: bytes) -> list[tuple[int, int]]:
-        """Returns the slots that a page may take: free ones, then the least recently used. O(slots of a set).
+    def first_to_go(self, key: bytes, now: int) -> Iterator[tuple[int, int]]:
+        """Yields the slots that a page may take: free ones, then the least recently used. O(slots of a set).
 
-        Returns:
+        Yields:
             The time of each slot's last use, 0 of a free one, and the slot.
         """
         first = self._first_slot(key[:WORD_BYTES])
-        ticks = self._ticks[first : first + self._n_ways].tolist()
-        return sorted(zip(ticks, range(first, first + self._n_ways), strict=True))
+        ticks = np.array(self._ticks[first : first + self._n_ways], np.uint64)
+        ages = np.where(ticks > now + LATEST_NS, np.uint64(0), ticks)
+        order = np.argpartition(ages, min(_N_FIRST, len(ages)) - 1)
+        for some in (order[:_N_FIRST], order[_N_FIRST:]):
+            for way in some[np.argsort(ages[some], kind="stable")].tolist():
+                yield int(ticks[way]), first + way
 
     def commit(self, slot: int, key: bytes, tick: int) -> None:
         """Notes that a slot has a page, for the holder of its lock, who has written all of the page. O(1)."""
