@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -173,10 +174,61 @@ def test_what_is_found_or_spared_goes_last(tmp_path: Path) -> None:
         store_run(store, [7])
         assert [n_leading(store, run) for run in ([1, 2, 3], [4, 5], [6])] == [3, 1, 1]
         store.run(keys_of([6]))
-        store.spare([keys_of([1, 2, 3])[-1]])  # the same within a second: nothing is done
+        store.spare([keys_of([1, 2, 3])[-1], keys_of([4])[-1]])  # within a second: nothing is done
         store_run(store, [8])
         store_run(store, [9])
         assert [n_leading(store, run) for run in ([1, 2, 3], [4], [6])] == [1, 1, 1]
+
+
+def test_a_chat_that_grows_loses_its_end_first(tmp_path: Path) -> None:
+    with memory_store(tmp_path, 64) as store:
+        chat = list(range(20))
+        store_run(store, chat[:10])
+        store_run(store, [100])
+        store.run(keys_of(chat))
+        keys, tokens = keys_of(chat)[10:], tokens_of(chat[10:])
+        assert wait(store, store.store(keys, tokens, buffers(10, PAGE_BYTES))).n_pages == 10
+        for page in range(200, 254):
+            store_run(store, [page])
+        assert store._table.n_pages == 64
+        assert n_leading(store, chat) == sum(store._table.find(key) is not None for key in keys_of(chat)) == 10
+
+
+def test_a_load_of_the_end_keeps_the_beginning(tmp_path: Path) -> None:
+    with memory_store(tmp_path, 64) as store:
+        run = list(range(20))
+        store_run(store, run)
+        for page in range(100, 144):
+            store_run(store, [page])
+        keys, tokens = keys_of(run)[10:], tokens_of(run[10:])
+        assert wait(store, store.load(keys, tokens, buffers(10, PAGE_BYTES))).n_pages == 10
+        for page in range(200, 254):
+            store_run(store, [page])
+        assert n_leading(store, run) == sum(store._table.find(key) is not None for key in keys_of(run)) == 10
+
+
+def test_two_servers_that_store_a_page_at_once_store_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with memory_store(tmp_path, 6) as store, memory_store(tmp_path, 6) as other:
+        begun, go_on = threading.Event(), threading.Event()
+        copy_in = store._copy_in
+
+        def wait_there(*args: Any) -> None:
+            begun.set()
+            assert go_on.wait(TIMEOUT_S)
+            copy_in(*args)
+
+        monkeypatch.setattr(store, "_copy_in", wait_there)
+        ticket = store.store(keys_of([1, 2]), tokens_of([1, 2]), buffers(2, PAGE_BYTES))
+        assert begun.wait(TIMEOUT_S)
+        assert store_run(other, [1, 2]) == 2
+        go_on.set()
+        assert wait(store, ticket).n_pages == 2
+        assert store._table.n_pages == 2
+        assert (store.counts.n_written, other.counts.n_written) == (0, 2)
+        assert load_run(store, [1, 2]) == [page_of(key, PAGE_BYTES) for key in keys_of([1, 2])]
+        assert store_run(store, [3, 4, 5, 6]) == 4
 
 
 def test_a_sequence_longer_than_the_segment_keeps_its_beginning(tmp_path: Path) -> None:

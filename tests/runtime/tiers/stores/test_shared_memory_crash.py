@@ -86,9 +86,8 @@ def test_a_writer_that_dies_at_a_step(tmp_path: Path, monkeypatch: pytest.Monkey
     if not process:
         monkeypatch.setattr(owner, name, change(getattr(owner, name)))
         dying = open_memory_store(tmp_path, 1, PAGE_BYTES, is_checked=False, n_threads=1)
-        dying._store_page(
-            keys[1], tokens_of([2]), memoryview(page_of(keys[1], PAGE_BYTES)), time.monotonic_ns(), 0, None
-        )  # type: ignore[arg-type]
+        page = memoryview(page_of(keys[1], PAGE_BYTES))
+        dying._write(dying._locks[0], keys[1], tokens_of([2]), page, time.monotonic_ns(), 0)
         os._exit(0)
     _, status = os.waitpid(process, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL

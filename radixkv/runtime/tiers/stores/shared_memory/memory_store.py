@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from radixkv.runtime.tiers.stores.indexed_store import RareWarnings
-from radixkv.runtime.tiers.stores.page_keys import KEY_BYTES, StateKeys
+from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES, KEY_BYTES, StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
 from radixkv.runtime.tiers.stores.page_value import KEY_AT, DamagedPage, PageHeader
 from radixkv.runtime.tiers.stores.shared_memory.segment import Segment
@@ -27,9 +27,9 @@ MAX_PENDING_BYTES = 256 << 20
 """Stores that wait at once; more are dropped."""
 WARNING_PAUSE_S = 60.0
 MAX_SPARED_PAGES = 2048
-"""Pages that one ``spare`` marks at most, 1 µs each."""
+"""Pages that one ``spare`` marks at most, some 2 µs each."""
 SPARE_PAUSE_S = 1.0
-"""The same pages are not marked again before."""
+"""After it has marked pages, ``spare`` does nothing for so long."""
 MAX_TRIES = 3
 """How often a page looks for a slot: another thread may use all those that it has found."""
 COUNT_PAUSE_S = 1.0
@@ -77,8 +77,8 @@ class SharedMemoryStore:
         self._lock = threading.Lock()
         """Guards the fields above."""
         self._damage_warnings = RareWarnings(WARNING_PAUSE_S)
-        self._spared: tuple[Sequence[bytes], float] = (), 0.0
-        """The keys of the last ``spare`` that has marked pages, and when that was."""
+        self._spares_again = 0.0
+        """When ``spare`` marks pages again, on ``time.monotonic``."""
         self._counted: tuple[int, float] = 0, 0.0
         """The number of pages, and when they were counted."""
         self._max_waiting_stores = max(n_threads, MAX_PENDING_BYTES // page_bytes)
@@ -120,10 +120,9 @@ class SharedMemoryStore:
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``."""
-        n_known = self.run(keys)
-        tick = time.monotonic_ns() + len(keys)
+        n_known, use = self.run(keys), _Use(keys)
         steps = [
-            partial(self._load_page, *page, tick - n, n < n_known)
+            partial(self._load_page, use, *page, n < n_known)
             for n, page in enumerate(self._pages(keys, tokens, buffers))
         ]
         return self._threads.start(Urgency.LOAD, steps, len(steps), None)
@@ -132,17 +131,16 @@ class SharedMemoryStore:
         """See ``PageStore``. At most ``MAX_PENDING_BYTES`` wait at once."""
         n_accepted = max(0, self._max_waiting_stores - self._threads.n_waiting(Urgency.STORE))
         pages = self._pages(keys, tokens, buffers)[:n_accepted]
-        tick = time.monotonic_ns() + len(pages)
-        steps = [partial(self._store_page, *page, tick - n, self._n_removals) for n, page in enumerate(pages)]
+        tick, use = time.monotonic_ns() + len(pages), _Use(keys[:n_accepted])
+        steps = [partial(self._store_page, use, *page, tick - n, self._n_removals) for n, page in enumerate(pages)]
         return self._threads.start(Urgency.STORE, steps, len(steps), None)
 
     def spare(self, keys: Sequence[bytes]) -> None:
         """See ``PageStore``. Counts as a use of the first ``MAX_SPARED_PAGES`` of them; O(these) once a second."""
-        before, marked = self._spared
         now = time.monotonic()
-        if keys == before and now < marked + SPARE_PAUSE_S:
+        if now < self._spares_again:
             return
-        self._spared = list(keys), now
+        self._spares_again = now + SPARE_PAUSE_S
         tick, n_left = time.monotonic_ns(), MAX_SPARED_PAGES
         for key in keys:
             n_left -= self._table.touch_chain(key, tick, n_left)
@@ -202,13 +200,14 @@ class SharedMemoryStore:
         return list(zip(keys, page_tokens, buffers, strict=True))
 
     def _load_page(
-        self, key: bytes, tokens: bytes, page: memoryview, tick: int, was_found: bool, _: Transfer
+        self, use: _Use, key: bytes, tokens: bytes, page: memoryview, was_found: bool, _: Transfer
     ) -> bool:
         locks = self._locks.pop()
         try:
-            is_read = self._read(locks, key, tokens, page, tick)
+            is_read = self._read(locks, key, tokens, page)
         finally:
             self._locks.append(locks)
+            self._end_page(use)
         if was_found and not is_read:
             with self._lock:
                 self.counts = self.counts._replace(n_lost=self.counts.n_lost + 1)
@@ -216,7 +215,7 @@ class SharedMemoryStore:
                     self._removed.append(key)
         return is_read
 
-    def _read(self, locks: SlotLocks, key: bytes, tokens: bytes, page: memoryview, tick: int) -> bool:
+    def _read(self, locks: SlotLocks, key: bytes, tokens: bytes, page: memoryview) -> bool:
         """Copies a page from its slot; returns whether it was there, and whole."""
         slot = self._table.find(key)
         if slot is None or not locks.try_share(slot):
@@ -225,7 +224,6 @@ class SharedMemoryStore:
             if not self._table.has(slot, key):
                 return False  # another page has taken the slot
             self._copy_out(slot, key, tokens, page)
-            self._table.touch(slot, tick)
         except DamagedPage as error:
             self._table.clear(slot)
             self._damage_warnings.add(f"a page in {self._name} is a miss, and is removed", error)
@@ -243,29 +241,54 @@ class SharedMemoryStore:
                 self._header.check(header, key, tokens, page)
 
     def _store_page(
-        self, key: bytes, tokens: bytes, page: memoryview, tick: int, n_removals: int, _: Transfer
+        self, use: _Use, key: bytes, tokens: bytes, page: memoryview, tick: int, n_removals: int, _: Transfer
     ) -> bool:
-        if n_removals != self._n_removals:
-            return False
-        if (found := self._table.find(key)) is not None:
-            self._table.touch(found, tick)
-            return True
         locks = self._locks.pop()
         try:
-            if (slot := self._take_slot(locks, key, tick)) is None:
-                return False
-            try:
-                self._copy_in(slot, key, tokens, page)
-                with self._lock:
-                    if n_removals != self._n_removals:
-                        return False
-                    self._table.commit(slot, key, tick)
-                    self.counts = self.counts._replace(n_written=self.counts.n_written + 1)
-            finally:
-                locks.free(slot)
+            return self._write(locks, key, tokens, page, tick, n_removals)
         finally:
             self._locks.append(locks)
+            self._end_page(use)
+
+    def _write(
+        self, locks: SlotLocks, key: bytes, tokens: bytes, page: memoryview, tick: int, n_removals: int
+    ) -> bool:
+        """Copies a page to a slot, unless one has it; returns whether one has it now."""
+        if n_removals != self._n_removals:
+            return False
+        if self._has(key, tick):
+            return True
+        if (slot := self._take_slot(locks, key, tick)) is None:
+            return False
+        try:
+            self._copy_in(slot, key, tokens, page)
+            with self._lock:
+                if n_removals != self._n_removals:
+                    return False
+                if not self._has(key, tick):  # else another one has written it meanwhile, and the slot stays free
+                    self._table.commit(slot, key, tick)
+                    self.counts = self.counts._replace(n_written=self.counts.n_written + 1)
+        finally:
+            locks.free(slot)
         return True
+
+    def _has(self, key: bytes, tick: int) -> bool:
+        """Returns whether a page is there, and notes a use."""
+        if (slot := self._table.find(key)) is None:
+            return False
+        self._table.touch(slot, tick)
+        return True
+
+    def _end_page(self, use: _Use) -> None:
+        """Notes at the end of a transfer's last page that all its pages were used, and those before them."""
+        with self._lock:
+            use.n_left -= 1
+            is_last = not use.n_left
+        if is_last:
+            tick = time.monotonic_ns()
+            for n_after, key in enumerate(reversed(use.keys)):
+                self._has(key, tick + n_after)
+            self._table.touch_chain(use.keys[0][DIGEST_BYTES:], tick + len(use.keys), self._table.n_slots)
 
     def _take_slot(self, locks: SlotLocks, key: bytes, tick: int) -> int | None:
         """Locks and empties the slot that a page takes. None if each was used since ``tick``, or is locked."""
@@ -296,6 +319,21 @@ class SharedMemoryStore:
         if self._removed is not None and not self._table.is_free(slot):
             with self._slots.value(slot, KEY_AT + KEY_BYTES) as value:
                 self._removed.append(bytes(value[KEY_AT:]))
+
+
+class _Use:
+    """The pages of one load or store, which count as used at the end of the last one.
+
+    Until then those before them may have been used earlier or later, so that they would go in another order.
+
+    Args:
+        keys: of the pages.
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self.keys = keys
+        self.n_left = len(keys)
+        """Pages that have not ended."""
 
 
 def _copy(source: memoryview, target: memoryview) -> None:
