@@ -486,6 +486,28 @@ def test_too_small_a_segment(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="65536 bytes do not hold a page of 65536; give a larger size"):
         segment.map(1 << 16, PAGE_TOKEN_BYTES)
     segment.close()
+    assert not list(tmp_path.iterdir())
+    segment = Segment(segment_url(tmp_path, 1 << 18))
+    segment.map(1 << 16, PAGE_TOKEN_BYTES)
+    segment.close()
+
+
+def test_pages_that_are_too_large_leave_a_segment_that_others_use(tmp_path: Path) -> None:
+    with memory_store(tmp_path) as store:
+        segment = Segment(segment_url(tmp_path, URL_BYTES))
+        with pytest.raises(ConfigError, match="it has pages of 512 bytes"):
+            segment.map(1 << 30, PAGE_TOKEN_BYTES)
+        segment.close()
+        with memory_store(tmp_path) as other:
+            store_run(store, [1])
+            assert other.run(keys_of([1])) == 1
+
+
+def test_the_folder_is_unquoted_once(tmp_path: Path) -> None:
+    for name, quoted in (("a+b", "a+b"), ("a b", "a%20b"), ("a%00", "a%2500"), ("a=b", "a=b")):
+        (tmp_path / name).mkdir()
+        Segment(f"shm://kv?size=1MiB&folder={tmp_path}/{quoted}").close()
+        assert len(list((tmp_path / name).iterdir())) == 1
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
