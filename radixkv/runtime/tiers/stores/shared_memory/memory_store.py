@@ -114,13 +114,17 @@ class SharedMemoryStore:
             self._table.touch(slot, tick - n_pages)
         return len(keys)
 
+    def has(self, key: bytes) -> bool:
+        """See ``PageStore``."""
+        return self._table.find(key) is not None
+
     def look_up(self, keys: Sequence[bytes], first: int = 0, states: StateKeys | None = None) -> int | None:
         """See ``PageStore``. There is nothing to look for: ``run`` knows it."""
         return None
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``."""
-        n_known, use = self.run(keys), _Use(keys)
+        n_known, use = self.run(keys), _ChainUse(keys)
         steps = [
             partial(self._load_page, use, *page, n < n_known)
             for n, page in enumerate(self._pages(keys, tokens, buffers))
@@ -131,7 +135,7 @@ class SharedMemoryStore:
         """See ``PageStore``. At most ``MAX_PENDING_BYTES`` wait at once."""
         n_accepted = max(0, self._max_waiting_stores - self._threads.n_waiting(Urgency.STORE))
         pages = self._pages(keys, tokens, buffers)[:n_accepted]
-        tick, use = time.monotonic_ns() + len(pages), _Use(keys[:n_accepted])
+        tick, use = time.monotonic_ns() + len(pages), _ChainUse(keys[:n_accepted])
         steps = [partial(self._store_page, use, *page, tick - n, self._n_removals) for n, page in enumerate(pages)]
         return self._threads.start(Urgency.STORE, steps, len(steps), None)
 
@@ -200,7 +204,7 @@ class SharedMemoryStore:
         return list(zip(keys, page_tokens, buffers, strict=True))
 
     def _load_page(
-        self, use: _Use, key: bytes, tokens: bytes, page: memoryview, was_found: bool, _: Transfer
+        self, use: _ChainUse, key: bytes, tokens: bytes, page: memoryview, was_found: bool, _: Transfer
     ) -> bool:
         locks = self._locks.pop()
         try:
@@ -241,7 +245,7 @@ class SharedMemoryStore:
                 self._header.check(header, key, tokens, page)
 
     def _store_page(
-        self, use: _Use, key: bytes, tokens: bytes, page: memoryview, tick: int, n_removals: int, _: Transfer
+        self, use: _ChainUse, key: bytes, tokens: bytes, page: memoryview, tick: int, n_removals: int, _: Transfer
     ) -> bool:
         locks = self._locks.pop()
         try:
@@ -256,7 +260,7 @@ class SharedMemoryStore:
         """Copies a page to a slot, unless one has it; returns whether one has it now."""
         if n_removals != self._n_removals:
             return False
-        if self._has(key, tick):
+        if self._use(key, tick):
             return True
         if (slot := self._take_slot(locks, key, tick)) is None:
             return False
@@ -265,21 +269,21 @@ class SharedMemoryStore:
             with self._lock:
                 if n_removals != self._n_removals:
                     return False
-                if not self._has(key, tick):  # else another one has written it meanwhile, and the slot stays free
+                if not self._use(key, tick):  # else another one has written it meanwhile, and the slot stays free
                     self._table.commit(slot, key, tick)
                     self.counts = self.counts._replace(n_written=self.counts.n_written + 1)
         finally:
             locks.free(slot)
         return True
 
-    def _has(self, key: bytes, tick: int) -> bool:
+    def _use(self, key: bytes, tick: int) -> bool:
         """Returns whether a page is there, and notes a use."""
         if (slot := self._table.find(key)) is None:
             return False
         self._table.touch(slot, tick)
         return True
 
-    def _end_page(self, use: _Use) -> None:
+    def _end_page(self, use: _ChainUse) -> None:
         """Notes at the end of a transfer's last page that all its pages were used, and those before them."""
         with self._lock:
             use.n_left -= 1
@@ -287,7 +291,7 @@ class SharedMemoryStore:
         if is_last:
             tick = time.monotonic_ns()
             for n_after, key in enumerate(reversed(use.keys)):
-                self._has(key, tick + n_after)
+                self._use(key, tick + n_after)
             self._table.touch_chain(use.keys[0][DIGEST_BYTES:], tick + len(use.keys), self._table.n_slots)
 
     def _take_slot(self, locks: SlotLocks, key: bytes, tick: int) -> int | None:
@@ -321,7 +325,7 @@ class SharedMemoryStore:
                 self._removed.append(bytes(value[KEY_AT:]))
 
 
-class _Use:
+class _ChainUse:
     """The pages of one load or store, which count as used at the end of the last one.
 
     Until then those before them may have been used earlier or later, so that they would go in another order.
