@@ -126,7 +126,7 @@ def test_a_holder_that_is_stopped_keeps_nobody_waiting(tmp_path: Path) -> None:
         store_run(store, [1])
         process = os.fork()
         if not process:
-            SlotLocks(store._segment.descriptor).try_hold(0)
+            SlotLocks(store._segment.descriptor).try_lock_exclusive(0)
             os.kill(os.getpid(), signal.SIGSTOP)
             os._exit(0)
         os.waitpid(process, os.WUNTRACED)
@@ -145,7 +145,7 @@ def test_a_maker_that_is_stopped_ends_a_start(tmp_path: Path, monkeypatch: pytes
     process = os.fork()
     if not process:
         segment = Segment(url)
-        SlotLocks(segment.descriptor).try_hold(segment_module.WHOLE_SEGMENT)
+        SlotLocks(segment.descriptor).try_lock_exclusive(segment_module.WHOLE_SEGMENT)
         os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(0)
     os.waitpid(process, os.WUNTRACED)

@@ -222,7 +222,7 @@ class SharedMemoryStore:
     def _read(self, locks: SlotLocks, key: bytes, tokens: bytes, page: memoryview) -> bool:
         """Copies a page from its slot; returns whether it was there, and whole."""
         slot = self._table.find(key)
-        if slot is None or not locks.try_share(slot):
+        if slot is None or not locks.try_lock_shared(slot):
             return False
         try:
             if not self._table.has(slot, key):
@@ -233,7 +233,7 @@ class SharedMemoryStore:
             self._damage_warnings.add(f"a page in {self._name} is a miss, and is removed", error)
             return False
         finally:
-            locks.free(slot)
+            locks.unlock(slot)
         return True
 
     def _copy_out(self, slot: int, key: bytes, tokens: bytes, page: memoryview) -> None:
@@ -273,7 +273,7 @@ class SharedMemoryStore:
                     self._table.commit(slot, key, tick)
                     self.counts = self.counts._replace(n_written=self.counts.n_written + 1)
         finally:
-            locks.free(slot)
+            locks.unlock(slot)
         return True
 
     def _use(self, key: bytes, tick: int) -> bool:
@@ -301,14 +301,14 @@ class SharedMemoryStore:
             for used, slot in self._table.first_to_go(key, now):
                 if tick <= used <= now + LATEST_NS:
                     break
-                if not locks.try_hold(slot):
+                if not locks.try_lock_exclusive(slot):
                     continue
                 if self._table.tick(slot) == used:
                     with self._lock:
                         self._note_removed(slot)
                     self._table.clear(slot)
                     return slot
-                locks.free(slot)  # it was used meanwhile
+                locks.unlock(slot)  # it was used meanwhile
         return None
 
     def _copy_in(self, slot: int, key: bytes, tokens: bytes, page: memoryview) -> None:
@@ -319,10 +319,12 @@ class SharedMemoryStore:
             _copy(page, content)
 
     def _note_removed(self, slot: int) -> None:
-        """Notes for ``take_removed`` that a slot's page goes. For holders of the lock."""
+        """Notes for ``take_removed`` that a slot's page goes. For holders of ``_lock``."""
         if self._removed is not None and not self._table.is_free(slot):
             with self._slots.value(slot, KEY_AT + KEY_BYTES) as value:
-                self._removed.append(bytes(value[KEY_AT:]))
+                key = bytes(value[KEY_AT:])
+            if self._table.has(slot, key):  # else another page is being written
+                self._removed.append(key)
 
 
 class _ChainUse:

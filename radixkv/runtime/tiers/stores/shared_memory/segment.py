@@ -80,7 +80,7 @@ class Segment:
         self._lock_whole(locks := SlotLocks(self.descriptor))
         try:
             is_new = self._read(_HAS_FORMAT_AT, 1) == b"\0"
-            if is_new and not Slots.count(self.n_bytes, page_bytes, page_token_bytes):
+            if is_new and _count_slots(self.n_bytes, _slot_bytes(page_bytes, page_token_bytes)) < 1:
                 self._path.unlink(missing_ok=True)  # so that the next start may give another size
                 raise self._unusable(f"{self.n_bytes} bytes do not hold a page of {page_bytes}; give a larger size")
             if is_new:
@@ -172,7 +172,7 @@ class Segment:
     def _lock_whole(self, locks: SlotLocks) -> None:
         """Waits until no other server makes the segment or decides its format. Closes the locks on failure."""
         end = time.monotonic() + _MAKING_S + self.n_bytes / _MAKING_BYTES_PER_S
-        while not locks.try_hold(WHOLE_SEGMENT):
+        while not locks.try_lock_exclusive(WHOLE_SEGMENT):
             if time.monotonic() > end:
                 locks.close()
                 raise self._unusable("another server makes it, and does not go on; end that server")
@@ -204,15 +204,10 @@ class Slots(NamedTuple):
     slot_bytes: int
 
     @classmethod
-    def count(cls, n_bytes: int, page_bytes: int, page_token_bytes: int) -> int:
-        """Returns how many slots a segment has room for."""
-        return (n_bytes - 2 * BLOCK_BYTES) // (_slot_bytes(page_bytes, page_token_bytes) + ENTRY_BYTES)
-
-    @classmethod
     def map(cls, descriptor: int, n_bytes: int, page_bytes: int, page_token_bytes: int) -> Slots:
         """Maps a segment: a block for its header, the table, then the slots, each with a header and a page."""
         slot_bytes = _slot_bytes(page_bytes, page_token_bytes)
-        n_slots = cls.count(n_bytes, page_bytes, page_token_bytes)
+        n_slots = _count_slots(n_bytes, slot_bytes)
         # The kernel enters all of it now: a page's first use would take several times as long as a later one.
         memory = mmap.mmap(descriptor, n_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         table = SlotTable(memory, BLOCK_BYTES, n_slots)
@@ -227,3 +222,8 @@ class Slots(NamedTuple):
 
 def _slot_bytes(page_bytes: int, page_token_bytes: int) -> int:
     return header_bytes(page_token_bytes) + page_bytes + -page_bytes % BLOCK_BYTES
+
+
+def _count_slots(n_bytes: int, slot_bytes: int) -> int:
+    """Returns how many slots a segment has room for; not above 0 if it has none."""
+    return (n_bytes - 2 * BLOCK_BYTES) // (slot_bytes + ENTRY_BYTES)
