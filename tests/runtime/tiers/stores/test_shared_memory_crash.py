@@ -67,9 +67,9 @@ def copy_half(function: Callable[..., object]) -> Callable[..., object]:
 STEPS = {
     "before it takes the slot": (SlotTable, "clear", before),
     "once the slot is empty": (SlotTable, "clear", after),
-    "before the page": (memory_store_module, "_copy", before),
-    "in the middle of the page": (memory_store_module, "_copy", copy_half),
-    "after the page": (memory_store_module, "_copy", after),
+    "before the page": (memory_store_module, "copy_page", before),
+    "in the middle of the page": (memory_store_module, "copy_page", copy_half),
+    "after the page": (memory_store_module, "copy_page", after),
     "before the commit word": (SlotTable, "commit", before),
     "after the commit word": (SlotTable, "commit", after),
 }

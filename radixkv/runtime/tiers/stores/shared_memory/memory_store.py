@@ -8,12 +8,10 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
-
 from radixkv.runtime.tiers.stores.indexed_store import RareWarnings
 from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES, KEY_BYTES, StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
-from radixkv.runtime.tiers.stores.page_value import KEY_AT, DamagedPage, PageHeader
+from radixkv.runtime.tiers.stores.page_value import KEY_AT, DamagedPage, PageHeader, copy_page
 from radixkv.runtime.tiers.stores.shared_memory.segment import Segment
 from radixkv.runtime.tiers.stores.shared_memory.slot_locks import SlotLocks
 from radixkv.runtime.tiers.stores.shared_memory.slot_table import LATEST_NS
@@ -240,7 +238,7 @@ class SharedMemoryStore:
         """Copies a slot's page, for holders of its lock. Raises ``DamagedPage`` if the copy is another one."""
         n_header = self._header.n_bytes
         with self._slots.value(slot, n_header + self.page_bytes) as value, value[n_header:] as content:
-            _copy(content, page)
+            copy_page(content, page)
             with value[:n_header] as header:
                 self._header.check(header, key, tokens, page)
 
@@ -316,7 +314,7 @@ class SharedMemoryStore:
         n_header = self._header.n_bytes
         with self._slots.value(slot, n_header + self.page_bytes) as value, value[n_header:] as content:
             value[:n_header] = self._header.make(key, tokens, page)
-            _copy(page, content)
+            copy_page(page, content)
 
     def _note_removed(self, slot: int) -> None:
         """Notes for ``take_removed`` that a slot's page goes. For holders of ``_lock``."""
@@ -340,8 +338,3 @@ class _ChainUse:
         self.keys = keys
         self.n_left = len(keys)
         """Pages that have not ended."""
-
-
-def _copy(source: memoryview, target: memoryview) -> None:
-    """Copies without Python's lock."""
-    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
