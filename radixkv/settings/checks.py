@@ -128,7 +128,8 @@ def check_cache_url(name: str, url: object) -> None:
     if not (isinstance(url, str) and _CACHE_URL.fullmatch(url)):
         what = "has a user or password (S3: use AWS_*)" if "@" in str(url) else f"{shortened(url)} is no store"
         raise ConfigError(
-            f"{name} {what}; use s3://BUCKET/PREFIX, mooncake://HOST:PORT, file:///FOLDER or shm://NAME?size=SIZE"
+            f"{name} {what}; use s3://BUCKET/PREFIX, mooncake://HOST:PORT, file:///FOLDER, shm://NAME?size=SIZE or "
+            "shm://NAME?size=SIZE&folder=FOLDER"
         )
     if url.startswith("shm:"):
         size = url.partition("?size=")[2].partition("&")[0]

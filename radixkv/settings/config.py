@@ -240,8 +240,8 @@ class CacheConfig:
     cache_url: str | None = setting(
         None,
         "a store in which servers share KV, alone or beside --cache-dir: s3://BUCKET/PREFIX (needs radixkv[s3]), "
-        "mooncake://HOST:PORT (needs radixkv[mooncake]), file:///FOLDER or shm://NAME?size=SIZE; it holds the "
-        "prompts' tokens (default: none)",
+        "mooncake://HOST:PORT (needs radixkv[mooncake]), file:///FOLDER, shm://NAME?size=SIZE or "
+        "shm://NAME?size=SIZE&folder=FOLDER; it holds the prompts' tokens (default: none)",
         Kind(check_cache_url),
         "URL",
     )

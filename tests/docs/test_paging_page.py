@@ -1,4 +1,8 @@
-"""The numbers in the tables of docs/paging-study.md are those of the result lines."""
+"""Numbers in most tables of docs/paging-study.md are those of the result lines.
+
+Not compared: the rows of MUR, FI, DR and MBS by workload, the times of mapping, the table of published and measured
+values, and the rows of KOR.
+"""
 
 from __future__ import annotations
 

@@ -304,6 +304,10 @@ def test_a_model_that_is_given_twice_is_refused(capsys, flag):
         (("--host-memory", "1GiB", "--cache-url", "shm://kv?size=big"), ["'shm://kv?size=big'", "'big' is not a"]),
         (("--host-memory", "1GiB", "--cache-url", "shm://kv?size=0"), ["'shm://kv?size=0'", "size 0"]),
         (("--host-memory", "1GiB", "--cache-url", "shm://kv?size=1G&folder=x"), ["is no store"]),
+        (
+            ("--host-memory", "1GiB", "--cache-url", "shm://kv?folder=/x&size=1G"),
+            ["is no store", "or shm://NAME?size=SIZE&folder=FOLDER"],
+        ),
         (("--host-memory", "1GiB", "--cache-url", "shm://kv?size=1G&folder=/a%00"), ["%00"]),
         (("--host-memory", "1GiB", "--cache-url", "s3://key:secret@kv"), ["password", "AWS_*"]),
         (("--cache-dir-size", "1GiB"), ["cache_dir_bytes 1073741824", "--cache-dir"]),

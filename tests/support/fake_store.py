@@ -87,6 +87,9 @@ class FakeStore:
     def run(self, keys: Sequence[bytes]) -> int:
         return next((n for n, key in enumerate(keys) if key not in self.pages or key in self.unknown), len(keys))
 
+    def has(self, key: bytes) -> bool:
+        return self.run((key,)) == 1
+
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         for buffer in buffers:
             self.copier.slots[slot_of(buffer)] = [POISON] * self.copier.device.page_size

@@ -46,9 +46,11 @@ def open_memory_store(
 
 
 @contextmanager
-def memory_store(folder: Path, n_pages: int = 50, page_bytes: int = 512) -> Iterator[SharedMemoryStore]:
+def memory_store(
+    folder: Path, n_pages: int = 50, page_bytes: int = 512, *, n_threads: int = 2
+) -> Iterator[SharedMemoryStore]:
     """Opens a store, and closes it without dropping stores."""
-    store = open_memory_store(folder, n_pages, page_bytes)
+    store = open_memory_store(folder, n_pages, page_bytes, n_threads=n_threads)
     try:
         yield store
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from radixkv.runtime.tiers.stores.joined_store import JoinedStore
 from radixkv.runtime.tiers.stores.page_keys import KeyChain
@@ -11,9 +12,15 @@ from radixkv.tree.changes import Change, RemovedPages, StoredPages
 from radixkv.tree.digest import chained_xxh3_64, namespace_digest
 from radixkv.tree.node import Namespace
 
+N_CHECKED = 16
+"""Known pages that one ``take`` looks for in the store, beside two for each page that it has got since the last."""
+
 
 class StorageChanges:
     """Records which pages enter and leave the stores, as far as their tokens are known.
+
+    Other servers may remove pages without telling this one. So each ``take`` also looks for some known pages, in
+    turn: for more than become known, so that the record stays within a few times the pages of the store.
 
     Keys do not tell tokens. So pages that the store had at the start are unknown, until a prompt with their tokens
     is written or fetched. Memory: some 500 bytes a page, once it is on.
@@ -33,6 +40,10 @@ class StorageChanges:
         self._known: dict[bytes, StoredPages] = {}
         """By key, each page that was stored and not removed since."""
         self._changes: list[Change] = []
+        self._to_check: Iterator[bytes] = iter(())
+        """Keys of the known pages that this round has not looked for."""
+        self._n_new = 0
+        """Pages that became known since the last ``take``."""
 
     @property
     def n_pages(self) -> int:
@@ -55,14 +66,15 @@ class StorageChanges:
                 new = []
             else:
                 self._known[key] = StoredPages(namespace, parent, (digest,), page)
+                self._n_new += 1
                 new.append(self._known[key])
             parent = digest
         self._add_run(new)
 
     def take(self) -> list[Change]:
-        """Returns the changes since the last call. O(pages that have changed)."""
-        for key in self._store.take_removed() if self.is_on else ():
-            if key in self._known and not self._store.run((key,)):  # else it was stored again meanwhile
+        """Returns the changes since the last call. O(pages that have changed), and now and then O(known pages)."""
+        for key in (*self._store.take_removed(), *self._keys_to_check()) if self.is_on else ():
+            if key in self._known and not self._store.has(key):  # else it was stored again meanwhile
                 self._changes.append(RemovedPages(self._known.pop(key).digests))
         changes, self._changes = self._changes, []
         return changes
@@ -70,6 +82,13 @@ class StorageChanges:
     def stored_pages(self) -> Iterator[StoredPages]:
         """Yields each page that is known, in the order in which they became so. O(pages)."""
         yield from self._known.values()
+
+    def _keys_to_check(self) -> list[bytes]:
+        n_keys, self._n_new = N_CHECKED + 2 * self._n_new, 0
+        if not (keys := list(islice(self._to_check, n_keys))):
+            self._to_check = iter(list(self._known))
+            keys = list(islice(self._to_check, n_keys))
+        return keys
 
     def _add_run(self, pages: Sequence[StoredPages]) -> None:
         if pages:

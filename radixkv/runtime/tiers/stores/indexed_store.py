@@ -59,6 +59,10 @@ class IndexedStore:
         """See ``PageStore``."""
         return self._index.run(keys)
 
+    def has(self, key: bytes) -> bool:
+        """See ``PageStore``."""
+        return key in self._index
+
     def spare(self, keys: Sequence[bytes]) -> None:
         """See ``PageStore``."""
         with self._lock:

@@ -83,6 +83,9 @@ class PageStore(Protocol):
     def run(self, keys: Sequence[bytes]) -> int:
         """Returns the number of leading keys that the store is known to have. Reads nothing; O(that number)."""
 
+    def has(self, key: bytes) -> bool:
+        """Returns whether the store is known to have a page, which is no use of it. O(1)."""
+
     def look_up(self, keys: Sequence[bytes], first: int = 0, states: StateKeys | None = None) -> int | None:
         """Starts to look for leading keys that other servers have stored; ``run`` knows what was found.
 

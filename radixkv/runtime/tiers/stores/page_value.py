@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import numpy as np
 from xxhash import xxh3_128
 
 from radixkv.errors import RadixKVError
@@ -69,6 +70,11 @@ def header_bytes(page_token_bytes: int) -> int:
     """Returns the size of a page's header."""
     n_bytes = _FIELDS.size + page_token_bytes + _CHECKSUM_BYTES
     return n_bytes + -n_bytes % BLOCK_BYTES
+
+
+def copy_page(source: memoryview, target: memoryview) -> None:
+    """Copies a page without Python's lock. O(its bytes)."""
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def _checksum(known_header: bytes, page: memoryview) -> bytes:

@@ -16,7 +16,7 @@ from radixkv.runtime.tiers.stores.object_store import ObjectStore, ObjectStoreEr
 from radixkv.runtime.tiers.stores.page_index import IndexedPage
 from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES, StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, Removal, StoreHealth
-from radixkv.runtime.tiers.stores.page_value import DamagedPage, PageHeader
+from radixkv.runtime.tiers.stores.page_value import DamagedPage, PageHeader, copy_page
 from radixkv.runtime.tiers.stores.transfer_loop import TransferLoop
 
 logger = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class SharedStore(IndexedStore):
         if value.nbytes != n_header + self.page_bytes:
             raise DamagedPage(f"it has {value.nbytes} bytes, not {n_header + self.page_bytes}")
         self._header.check(value[:n_header], key, tokens, value[n_header:])
-        np.copyto(np.frombuffer(page, np.uint8), np.frombuffer(value[n_header:], np.uint8))  # without Python's lock
+        copy_page(value[n_header:], page)
 
     async def _store(self, pages: Sequence[tuple[bytes, bytes, memoryview]], n_removals: int) -> int:
         what_is_late = f"storing a page of {self.page_bytes} bytes took longer than {STORE_TIMEOUT_S:g} s"

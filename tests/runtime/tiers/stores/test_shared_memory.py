@@ -10,8 +10,10 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -19,10 +21,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device import memory_check
+from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
 from radixkv.runtime.tiers.stores.page_store import PageCounts
 from radixkv.runtime.tiers.stores.shared_memory.memory_store import SharedMemoryStore
 from radixkv.runtime.tiers.stores.shared_memory.segment import Segment
-from radixkv.runtime.tiers.stores.shared_memory.slot_table import SlotTable
+from radixkv.runtime.tiers.stores.shared_memory.slot_table import ENTRY_BYTES, SlotTable
 from support.cases import examples
 from support.page_files import (
     PAGE_TOKEN_BYTES,
@@ -171,26 +174,84 @@ def test_what_is_found_or_spared_goes_last(tmp_path: Path) -> None:
         store_run(store, [7])
         assert [n_leading(store, run) for run in ([1, 2, 3], [4, 5], [6])] == [3, 1, 1]
         store.run(keys_of([6]))
-        store.spare([keys_of([1, 2, 3])[-1]])  # the same within a second: nothing is done
+        store.spare([keys_of([1, 2, 3])[-1], keys_of([4])[-1]])  # within a second: nothing is done
         store_run(store, [8])
         store_run(store, [9])
         assert [n_leading(store, run) for run in ([1, 2, 3], [4], [6])] == [1, 1, 1]
 
 
+def test_a_chat_that_grows_loses_its_end_first(tmp_path: Path) -> None:
+    with memory_store(tmp_path, 64) as store:
+        chat = list(range(20))
+        store_run(store, chat[:10])
+        store_run(store, [100])
+        store.run(keys_of(chat))
+        keys, tokens = keys_of(chat)[10:], tokens_of(chat[10:])
+        assert wait(store, store.store(keys, tokens, buffers(10, PAGE_BYTES))).n_pages == 10
+        for page in range(200, 254):
+            store_run(store, [page])
+        assert store._table.n_pages == 64
+        assert n_leading(store, chat) == sum(store._table.find(key) is not None for key in keys_of(chat)) == 10
+
+
+def test_a_load_of_the_end_keeps_the_beginning(tmp_path: Path) -> None:
+    with memory_store(tmp_path, 64) as store:
+        run = list(range(20))
+        store_run(store, run)
+        for page in range(100, 144):
+            store_run(store, [page])
+        keys, tokens = keys_of(run)[10:], tokens_of(run[10:])
+        assert wait(store, store.load(keys, tokens, buffers(10, PAGE_BYTES))).n_pages == 10
+        for page in range(200, 254):
+            store_run(store, [page])
+        assert n_leading(store, run) == sum(store._table.find(key) is not None for key in keys_of(run)) == 10
+
+
+def test_two_servers_that_store_a_page_at_once_store_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with memory_store(tmp_path, 6) as store, memory_store(tmp_path, 6) as other:
+        begun, go_on = threading.Event(), threading.Event()
+        copy_in = store._copy_in
+
+        def wait_there(*args: Any) -> None:
+            begun.set()
+            assert go_on.wait(TIMEOUT_S)
+            copy_in(*args)
+
+        monkeypatch.setattr(store, "_copy_in", wait_there)
+        ticket = store.store(keys_of([1, 2]), tokens_of([1, 2]), buffers(2, PAGE_BYTES))
+        assert begun.wait(TIMEOUT_S)
+        assert store_run(other, [1, 2]) == 2
+        go_on.set()
+        assert wait(store, ticket).n_pages == 2
+        assert store._table.n_pages == 2
+        assert (store.counts.n_written, other.counts.n_written) == (0, 2)
+        assert load_run(store, [1, 2]) == [page_of(key, PAGE_BYTES) for key in keys_of([1, 2])]
+        assert store_run(store, [3, 4, 5, 6]) == 4
+
+
 def test_a_sequence_longer_than_the_segment_keeps_its_beginning(tmp_path: Path) -> None:
-    with memory_store(tmp_path, 6) as store:
+    with memory_store(tmp_path, 6, n_threads=1) as store:  # two threads may end pages in another order
         store_run(store, [1, 2, 3])
         long = list(range(10, 20))
         assert store_run(store, long) == 6
         assert load_run(store, long) == [page_of(key, PAGE_BYTES) for key in keys_of(long)[:6]]
 
 
-def test_a_clock_that_is_set_back_stops_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("clock", ["time_ns", "monotonic_ns"])
+def test_a_clock_that_goes_back_costs_no_hits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: str) -> None:
+    """The wall clock may be set; the other one begins anew when the machine restarts."""
     with memory_store(tmp_path, 6) as store:
         store_run(store, list(range(6)))
-        now = time.time_ns() - 3600 * 10**9
-        monkeypatch.setattr(time, "time_ns", lambda: now)
-        assert store_run(store, list(range(10, 20))) == 6
+        now = getattr(time, clock)
+        monkeypatch.setattr(time, clock, lambda: now() - 3600 * 10**9)
+        assert load_run(store, [0, 1, 2]) == [page_of(key, PAGE_BYTES) for key in keys_of([0, 1, 2])]
+        assert store_run(store, [10, 11, 12]) == 3
+        assert [n_leading(store, run) for run in ([0, 1, 2], [10, 11, 12])] == [3, 3]
+        for page in range(20, 26):
+            store_run(store, [page])
+        assert [n_leading(store, [page]) for page in range(20, 26)] == [1] * 6
 
 
 def test_what_others_store_is_found_without_asking(tmp_path: Path) -> None:
@@ -239,10 +300,10 @@ def test_a_removal_drops_a_store_that_is_under_way(tmp_path: Path, monkeypatch: 
         begun, go_on = threading.Event(), threading.Event()
         first_to_go = SlotTable.first_to_go
 
-        def wait_there(table: SlotTable, key: bytes) -> list[tuple[int, int]]:
+        def wait_there(table: SlotTable, key: bytes, now: int) -> Iterator[tuple[int, int]]:
             begun.set()
             assert go_on.wait(TIMEOUT_S)
-            return first_to_go(table, key)
+            return first_to_go(table, key, now)
 
         monkeypatch.setattr(SlotTable, "first_to_go", wait_there)
         ticket = store.store(keys_of([1, 2]), tokens_of([1, 2]), buffers(2, PAGE_BYTES))
@@ -262,12 +323,47 @@ def test_a_word_across_two_entries_is_not_found(tmp_path: Path) -> None:
         assert store._table.find(first[4:] + second[:4]) is None
 
 
+def test_a_removal_is_not_slower_for_each_page_before_it() -> None:
+    n_slots, n_pages = 200_000, 2_000
+    table = SlotTable(mmap.mmap(-1, n_slots * ENTRY_BYTES), 0, n_slots)
+    digests = [number.to_bytes(DIGEST_BYTES, "little") for number in range(1, n_pages + 1)]
+    keys = [digest + before for before, digest in pairwise([bytes(DIGEST_BYTES), *digests])]
+    for slot, key in enumerate(keys):
+        table.commit(slot, key, 1)
+    for slot in range(n_pages, table.n_slots):
+        table.commit(slot, (slot + 1).to_bytes(DIGEST_BYTES, "little") + b"other".ljust(DIGEST_BYTES, b"\0"), 1)
+
+    def seconds(n_leading: int) -> float:
+        began = time.perf_counter()
+        assert table.below(keys[-1], keys[-1 - n_leading : -1]) == list(range(n_pages - 1 - n_leading, n_pages))
+        return time.perf_counter() - began
+
+    assert min(seconds(n_pages - 1) for _ in range(3)) < 4 * min(seconds(1) for _ in range(3))
+    table.close()
+
+
 def test_sets_hold_nearly_all_that_the_segment_has_room_for(tmp_path: Path) -> None:
     with memory_store(tmp_path, 1000) as store:
         assert store._table.n_slots >= 990
         run = list(range(900))
         assert store_run(store, run) >= 0
         assert 850 < store.n_pages <= 900
+
+
+def test_most_pages_of_a_full_table_follow_an_unbroken_prefix() -> None:
+    """Sets give up pages of the same age at different times; the fewer slots they have, the more prefixes break."""
+    n_slots, n_pages = 4096, 100
+    table = SlotTable(mmap.mmap(-1, n_slots * ENTRY_BYTES), 0, n_slots)
+    runs = [keys_of([number, *range(n_pages - 1)]) for number in range(2 * n_slots // n_pages)]
+    for now, run in enumerate(runs):
+        for n, key in enumerate(run):
+            _, slot = next(table.first_to_go(key, now * n_pages))
+            table.clear(slot)
+            table.commit(slot, key, (now + 1) * n_pages - n)
+    assert table.n_pages == n_slots
+    n_usable = sum(next((n for n, key in enumerate(run) if table.find(key) is None), n_pages) for run in runs)
+    assert n_usable > 0.9 * n_slots
+    table.close()
 
 
 def test_closing_finishes_stores_and_leaves_no_thread_or_descriptor(tmp_path: Path) -> None:
@@ -390,6 +486,28 @@ def test_too_small_a_segment(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="65536 bytes do not hold a page of 65536; give a larger size"):
         segment.map(1 << 16, PAGE_TOKEN_BYTES)
     segment.close()
+    assert not list(tmp_path.iterdir())
+    segment = Segment(segment_url(tmp_path, 1 << 18))
+    segment.map(1 << 16, PAGE_TOKEN_BYTES)
+    segment.close()
+
+
+def test_pages_that_are_too_large_leave_a_segment_that_others_use(tmp_path: Path) -> None:
+    with memory_store(tmp_path) as store:
+        segment = Segment(segment_url(tmp_path, URL_BYTES))
+        with pytest.raises(ConfigError, match="it has pages of 512 bytes"):
+            segment.map(1 << 30, PAGE_TOKEN_BYTES)
+        segment.close()
+        with memory_store(tmp_path) as other:
+            store_run(store, [1])
+            assert other.run(keys_of([1])) == 1
+
+
+def test_the_folder_is_unquoted_once(tmp_path: Path) -> None:
+    for name, quoted in (("a+b", "a+b"), ("a b", "a%20b"), ("a%00", "a%2500"), ("a=b", "a=b")):
+        (tmp_path / name).mkdir()
+        Segment(f"shm://kv?size=1MiB&folder={tmp_path}/{quoted}").close()
+        assert len(list((tmp_path / name).iterdir())) == 1
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

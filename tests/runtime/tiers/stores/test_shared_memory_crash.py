@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,9 +67,9 @@ def copy_half(function: Callable[..., object]) -> Callable[..., object]:
 STEPS = {
     "before it takes the slot": (SlotTable, "clear", before),
     "once the slot is empty": (SlotTable, "clear", after),
-    "before the page": (memory_store_module, "_copy", before),
-    "in the middle of the page": (memory_store_module, "_copy", copy_half),
-    "after the page": (memory_store_module, "_copy", after),
+    "before the page": (memory_store_module, "copy_page", before),
+    "in the middle of the page": (memory_store_module, "copy_page", copy_half),
+    "after the page": (memory_store_module, "copy_page", after),
     "before the commit word": (SlotTable, "commit", before),
     "after the commit word": (SlotTable, "commit", after),
 }
@@ -85,7 +86,8 @@ def test_a_writer_that_dies_at_a_step(tmp_path: Path, monkeypatch: pytest.Monkey
     if not process:
         monkeypatch.setattr(owner, name, change(getattr(owner, name)))
         dying = open_memory_store(tmp_path, 1, PAGE_BYTES, is_checked=False, n_threads=1)
-        dying._store_page(keys[1], tokens_of([2]), memoryview(page_of(keys[1], PAGE_BYTES)), 1 << 62, 1, 0, None)  # type: ignore[arg-type]
+        page = memoryview(page_of(keys[1], PAGE_BYTES))
+        dying._write(dying._locks[0], keys[1], tokens_of([2]), page, time.monotonic_ns(), 0)
         os._exit(0)
     _, status = os.waitpid(process, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
@@ -124,7 +126,7 @@ def test_a_holder_that_is_stopped_keeps_nobody_waiting(tmp_path: Path) -> None:
         store_run(store, [1])
         process = os.fork()
         if not process:
-            SlotLocks(store._segment.descriptor).try_hold(0)
+            SlotLocks(store._segment.descriptor).try_lock_exclusive(0)
             os.kill(os.getpid(), signal.SIGSTOP)
             os._exit(0)
         os.waitpid(process, os.WUNTRACED)
@@ -143,7 +145,7 @@ def test_a_maker_that_is_stopped_ends_a_start(tmp_path: Path, monkeypatch: pytes
     process = os.fork()
     if not process:
         segment = Segment(url)
-        SlotLocks(segment.descriptor).try_hold(segment_module.WHOLE_SEGMENT)
+        SlotLocks(segment.descriptor).try_lock_exclusive(segment_module.WHOLE_SEGMENT)
         os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(0)
     os.waitpid(process, os.WUNTRACED)

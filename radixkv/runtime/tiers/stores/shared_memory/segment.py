@@ -10,7 +10,7 @@ import struct
 import time
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from radixkv.errors import ConfigError, shortened
 from radixkv.runtime.device.memory_check import require_memory
@@ -19,7 +19,7 @@ from radixkv.runtime.tiers.stores.shared_memory.slot_locks import WHOLE_SEGMENT,
 from radixkv.runtime.tiers.stores.shared_memory.slot_table import ENTRY_BYTES, SlotTable
 from radixkv.settings.values import parse_bytes
 
-_MAGIC = b"radixkv shared 1"
+_MAGIC = b"radixkv shared 2"
 """At the start of a segment that is made; its last character is the version of the format."""
 _N_VERSION_BYTES = 1
 _FORMAT = struct.Struct("<QQ")
@@ -41,9 +41,9 @@ class SegmentName(NamedTuple):
     def parse(cls, url: str) -> SegmentName:
         """Returns where the segment is, and its size. The settings have checked the form."""
         parts = urlsplit(url)
-        fields = parse_qs(parts.query)
-        (folder,) = fields.get("folder", ["/dev/shm"])
-        return cls(Path(unquote(folder)) / f"radixkv-{os.getuid()}-{parts.netloc}", parse_bytes(fields["size"][0]))
+        fields = dict(field.split("=", 1) for field in parts.query.split("&"))
+        folder = Path(unquote(fields.get("folder", "/dev/shm")))
+        return cls(folder / f"radixkv-{os.getuid()}-{parts.netloc}", parse_bytes(fields["size"]))
 
 
 class Segment:
@@ -79,7 +79,11 @@ class Segment:
         wanted = _FORMAT.pack(page_bytes, page_token_bytes)
         self._lock_whole(locks := SlotLocks(self.descriptor))
         try:
-            if self._read(_HAS_FORMAT_AT, 1) == b"\0":
+            is_new = self._read(_HAS_FORMAT_AT, 1) == b"\0"
+            if is_new and _count_slots(self.n_bytes, _slot_bytes(page_bytes, page_token_bytes)) < 1:
+                self._path.unlink(missing_ok=True)  # so that the next start may give another size
+                raise self._unusable(f"{self.n_bytes} bytes do not hold a page of {page_bytes}; give a larger size")
+            if is_new:
                 os.pwrite(self.descriptor, wanted, _FORMAT_AT)
                 os.pwrite(self.descriptor, b"\1", _HAS_FORMAT_AT)
             found = self._read(_FORMAT_AT, _FORMAT.size)
@@ -92,12 +96,9 @@ class Segment:
                 f"{page_bytes} and {page_token_bytes // 4}; give another name, or remove the file {self._path}"
             )
         try:
-            slots = Slots.map(self.descriptor, self.n_bytes, page_bytes, page_token_bytes)
+            return Slots.map(self.descriptor, self.n_bytes, page_bytes, page_token_bytes)
         except OSError as error:
             raise self._failure(error) from error
-        if slots is None:
-            raise self._unusable(f"{self.n_bytes} bytes do not hold a page of {page_bytes}; give a larger size")
-        return slots
 
     def close(self) -> None:
         """Closes the file, which stays. May be called again."""
@@ -171,7 +172,7 @@ class Segment:
     def _lock_whole(self, locks: SlotLocks) -> None:
         """Waits until no other server makes the segment or decides its format. Closes the locks on failure."""
         end = time.monotonic() + _MAKING_S + self.n_bytes / _MAKING_BYTES_PER_S
-        while not locks.try_hold(WHOLE_SEGMENT):
+        while not locks.try_lock_exclusive(WHOLE_SEGMENT):
             if time.monotonic() > end:
                 locks.close()
                 raise self._unusable("another server makes it, and does not go on; end that server")
@@ -203,16 +204,10 @@ class Slots(NamedTuple):
     slot_bytes: int
 
     @classmethod
-    def map(cls, descriptor: int, n_bytes: int, page_bytes: int, page_token_bytes: int) -> Slots | None:
-        """Maps a segment: a block for its header, the table, then the slots, each with a header and a page.
-
-        Returns:
-            None if it is too small for a page.
-        """
-        slot_bytes = header_bytes(page_token_bytes) + page_bytes + -page_bytes % BLOCK_BYTES
-        n_slots = (n_bytes - 2 * BLOCK_BYTES) // (slot_bytes + ENTRY_BYTES)
-        if n_slots < 1:
-            return None
+    def map(cls, descriptor: int, n_bytes: int, page_bytes: int, page_token_bytes: int) -> Slots:
+        """Maps a segment: a block for its header, the table, then the slots, each with a header and a page."""
+        slot_bytes = _slot_bytes(page_bytes, page_token_bytes)
+        n_slots = _count_slots(n_bytes, slot_bytes)
         # The kernel enters all of it now: a page's first use would take several times as long as a later one.
         memory = mmap.mmap(descriptor, n_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         table = SlotTable(memory, BLOCK_BYTES, n_slots)
@@ -223,3 +218,12 @@ class Slots(NamedTuple):
         """Returns the memory of a slot's header and page. O(1)."""
         start = self.start + slot * self.slot_bytes
         return memoryview(self.memory)[start : start + n_bytes]
+
+
+def _slot_bytes(page_bytes: int, page_token_bytes: int) -> int:
+    return header_bytes(page_token_bytes) + page_bytes + -page_bytes % BLOCK_BYTES
+
+
+def _count_slots(n_bytes: int, slot_bytes: int) -> int:
+    """Returns how many slots a segment has room for; not above 0 if it has none."""
+    return (n_bytes - 2 * BLOCK_BYTES) // (slot_bytes + ENTRY_BYTES)

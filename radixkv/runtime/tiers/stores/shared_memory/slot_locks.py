@@ -30,20 +30,20 @@ class SlotLocks:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
 
-    def try_share(self, slot: int) -> bool:
+    def try_lock_shared(self, slot: int) -> bool:
         """Locks a slot against writers; returns False if one has it. O(1), some µs."""
         return self._try(fcntl.F_RDLCK, slot)
 
-    def try_hold(self, slot: int) -> bool:
+    def try_lock_exclusive(self, slot: int) -> bool:
         """Locks a slot against readers and writers; returns False if one of them has it. O(1), some µs."""
         return self._try(fcntl.F_WRLCK, slot)
 
-    def free(self, slot: int) -> None:
-        """Frees a slot. O(1), some µs."""
+    def unlock(self, slot: int) -> None:
+        """Unlocks a slot. O(1), some µs."""
         self._try(fcntl.F_UNLCK, slot)
 
     def close(self) -> None:
-        """Frees all slots."""
+        """Unlocks all slots."""
         os.close(self._descriptor)
 
     def _try(self, kind: int, slot: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from mmap import mmap
 
 import numpy as np
@@ -13,8 +13,12 @@ from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
 WORD_BYTES = 8
 ENTRY_BYTES = 3 * WORD_BYTES
 """Bytes that a slot takes in the table."""
-_SET_SLOTS = 64
+_SET_SLOTS = 256
 """Least slots of a set, if there are so many."""
+_N_FIRST = 16
+"""Slots that are sorted first when a page takes one: the others are all in use."""
+LATEST_NS = 60 * 10**9
+"""A use that is further in the future is from before the machine restarted, in a segment that outlives that."""
 
 
 class SlotTable:
@@ -23,7 +27,8 @@ class SlotTable:
     A page may be in the slots of one *set*, which its key's digest chooses, so that nothing but the slot itself
     changes when a page comes or goes: no list can be left half changed by a process that dies.
 
-    The words are the beginning of the page's digest, that of the page before it, and the time of the last use. The
+    The words are the beginning of the page's digest, that of the page before it, and the time of the last use, on
+    the machine's ``CLOCK_MONOTONIC``, which nobody sets. The
     first is the *commit word*: 0 as long as the slot has no whole page. It is written last, and only by the holder
     of the slot's lock. Anyone may set it to 0 at any time, which makes the slot free. Whoever reads words without
     that lock gets a hint: the page may be another one a moment later. A word is read and written at once, as it is
@@ -71,12 +76,12 @@ class SlotTable:
         return not self._digests[slot]
 
     def tick(self, slot: int) -> int:
-        """Returns the time of the last use of a slot; 0 if it is free, for holders of its lock. O(1)."""
+        """Returns the time of the last use of a slot; a free one may have any. O(1)."""
         return self._ticks[slot]
 
     def touch(self, slot: int, tick: int) -> None:
         """Notes a use. O(1)."""
-        if self._ticks[slot] < tick:
+        if not tick <= self._ticks[slot] <= tick + LATEST_NS:
             self._ticks[slot] = tick
 
     def touch_chain(self, key: bytes, tick: int, n_most: int) -> int:
@@ -97,15 +102,19 @@ class SlotTable:
             slot = self.find(self._parents[slot].to_bytes(WORD_BYTES, "little"))
         return n_pages
 
-    def first_to_go(self, key: bytes) -> list[tuple[int, int]]:
-        """Returns the slots that a page may take: free ones, then the least recently used. O(slots of a set).
+    def first_to_go(self, key: bytes, now: int) -> Iterator[tuple[int, int]]:
+        """Yields the slots that a page may take: free ones, then the least recently used. O(slots of a set).
 
-        Returns:
+        Yields:
             The time of each slot's last use, 0 of a free one, and the slot.
         """
         first = self._first_slot(key[:WORD_BYTES])
-        ticks = self._ticks[first : first + self._n_ways].tolist()
-        return sorted(zip(ticks, range(first, first + self._n_ways), strict=True))
+        ticks = np.array(self._ticks[first : first + self._n_ways], np.uint64)
+        ages = np.where(ticks > now + LATEST_NS, np.uint64(0), ticks)
+        order = np.argpartition(ages, min(_N_FIRST, len(ages)) - 1)
+        for some in (order[:_N_FIRST], order[_N_FIRST:]):
+            for way in some[np.argsort(ages[some], kind="stable")].tolist():
+                yield int(ticks[way]), first + way
 
     def commit(self, slot: int, key: bytes, tick: int) -> None:
         """Notes that a slot has a page, for the holder of its lock, who has written all of the page. O(1)."""
@@ -119,7 +128,7 @@ class SlotTable:
         self._ticks[slot] = 0
 
     def below(self, key: bytes, leading: Sequence[bytes] = ()) -> list[int]:
-        """Returns the slots of what ``PageStore.remove`` removes. O(slots · log slots)."""
+        """Returns the slots of what ``PageStore.remove`` removes. O((slots + leading pages) · log slots)."""
         digests = np.array(self._digests, np.uint64)
         slots = np.flatnonzero(digests)
         digests, parents = digests[slots], np.array(self._parents, np.uint64)[slots]
@@ -129,11 +138,13 @@ class SlotTable:
         while len(level := level[~is_gone[level]]):
             is_gone[level] = True
             level = children.find(np.unique(digests[level]))
-        for before in reversed(leading):
-            word = _word(before[:WORD_BYTES])
-            if np.any(~is_gone & (parents == word)):
-                break
-            is_gone |= digests == word
+        words = np.array([_word(before[:WORD_BYTES]) for before in leading], np.uint64)
+        n_children, n_copies = _count(words, parents[~is_gone]), _count(words, digests)
+        first, n_removed = len(leading), 0
+        while first and n_children[first - 1] == n_removed:  # nothing else continues the page before
+            first -= 1
+            n_removed = n_copies[first]
+        is_gone |= np.isin(digests, words[first:])
         return [int(slot) for slot in slots[is_gone]]
 
     def close(self) -> None:
@@ -153,7 +164,7 @@ class _Children:
     """
 
     def __init__(self, parents: npt.NDArray[np.uint64]) -> None:
-        self._order = np.argsort(parents, kind="stable")
+        self._order = np.argsort(parents)
         self._parents = parents[self._order]
 
     def find(self, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
@@ -164,6 +175,16 @@ class _Children:
         within = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
         found: npt.NDArray[np.intp] = self._order[np.repeat(firsts, counts) + within]
         return found
+
+
+def _count(words: npt.NDArray[np.uint64], among: npt.NDArray[np.uint64]) -> list[int]:
+    """Returns how often each of some different words is among others. O(all of them · log words)."""
+    order = np.argsort(words)
+    counts = np.zeros(len(words), np.int64)
+    if len(words):
+        places = np.minimum(np.searchsorted(words[order], among), len(words) - 1)
+        counts[order] = np.bincount(places[words[order][places] == among], minlength=len(words))
+    return counts.tolist()
 
 
 def _word(digest: bytes) -> int:
