@@ -236,6 +236,7 @@ class SlotQueue:
 
     def _enter_line(self, request: Request) -> None:
         request.phase = Phase.WAITING
+        request.key = bytes(request.tokens)
         line = self._lines.setdefault(request.adapter.digest, _Line(self._clock()))
         line.requests[request.order] = request
         if request.first_row is None:
@@ -243,6 +244,7 @@ class SlotQueue:
             self._n_unstarted[request.sender] += 1
 
     def _leave_line(self, request: Request) -> None:
+        request.key = b""
         digest = request.adapter.digest
         line = self._lines[digest]
         del line.requests[request.order]
