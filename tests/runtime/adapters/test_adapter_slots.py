@@ -242,7 +242,7 @@ def test_a_retried_request_in_line_is_not_planned() -> None:
     front.adapters.close()
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), MemoryError("none")])
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), MemoryError("none"), ValueError("not finite")])
 def test_a_copy_that_fails_loses_the_device(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(self: FakeCopy) -> None:
         raise error

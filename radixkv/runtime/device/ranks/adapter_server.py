@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import assert_never
 
-from radixkv.errors import CheckpointError, RadixKVError
+from radixkv.errors import CheckpointError
 from radixkv.processes.nice_threads import start_nice_thread
 from radixkv.runtime.device.ranks.frames import (
     AdapterFrame,
@@ -88,7 +88,7 @@ class AdapterServer:
             answer = work()
         except CheckpointError as error:
             answer = RankAdapterOpened(refusal=str(error))
-        except (RadixKVError, RuntimeError, OSError, MemoryError) as error:
+        except Exception as error:  # rank 0 waits for the answer, whatever has failed
             answer = RankAdapterOpened(failure=f"{type(error).__name__}: {error}")
         with suppress(OSError):  # rank 0 has ended
             self._answers.send(encode(answer))

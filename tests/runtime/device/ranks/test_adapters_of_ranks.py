@@ -137,6 +137,7 @@ def test_all_ranks_have_an_adapter_once_it_is_put(ranks: Ranks) -> None:
         ),
         (MemoryError(), DeviceError, "rank 2: MemoryError"),
         (RuntimeError("out of memory"), DeviceError, "rank 2: RuntimeError: out of memory"),
+        (ValueError("not finite"), DeviceError, "rank 2: ValueError: not finite"),
     ],
 )
 def test_no_rank_keeps_what_one_cannot_load(
@@ -144,10 +145,20 @@ def test_no_rank_keeps_what_one_cannot_load(
 ) -> None:
     ranks.devices[2].error = error
     with pytest.raises(expected, match=text):
-        ranks.fan_out.read("sql", "/a")
+        Background(lambda: ranks.fan_out.read("sql", "/a")).result()
     assert not any(device.undecided for device in ranks.devices)
     ranks.devices[2].error = None
     ranks.fan_out.read("sql", "/a").put()
+
+
+@pytest.mark.parametrize("error", [MemoryError("none"), ValueError("not finite")])
+def test_a_copy_that_fails_on_one_rank_is_an_error(ranks: Ranks, error: Exception) -> None:
+    ranks.fan_out.read("sql", "/a").put()
+    copy = ranks.fan_out.copy("a")
+    ranks.devices[2].error = error
+    with pytest.raises(DeviceError, match=f"rank 2: {type(error).__name__}: {error}"):
+        Background(copy.fill).result()
+    copy.discard()
 
 
 def test_what_rank_0_refuses_reaches_no_other(ranks: Ranks) -> None:
