@@ -180,11 +180,11 @@ def test_a_loop_copies_adapters_into_slots(checkpoint: Checkpoint, tmp_path: Pat
         active = ActiveAdapter(digest)
         request = Request(str(number), Namespace(), bytearray(4), 1, 1, adapter=active, order=(0, number))
         queue.add(request)
-        assert not queue.may_start(request)
+        assert request not in set(queue)
         adapters.advance(lambda digest: True)
         wait_readable(adapters.descriptors(), None)
         adapters.advance(lambda digest: True)
-        assert queue.may_start(request)
+        assert list(queue) == [request]
         assert world.adapters.slots.keys() == {digest}
         with torch.inference_mode():
             merged = merge(load_oracle(checkpoint), folder)(torch.tensor([world.ids])).logits[0]

@@ -128,16 +128,11 @@ class SlotQueue:
 
     def remove(self, request: Request) -> None:
         """See ``Queue.remove``."""
-        if self.may_start(request):
+        if self._is_in_line(request):
+            self._leave_line(request)
+        else:
             self._queue.remove(request)
             self._left_queue(request)
-        else:
-            self._leave_line(request)
-
-    def may_start(self, request: Request) -> bool:
-        """See ``Queue.may_start``. O(1)."""
-        line = self._lines.get(request.adapter.digest)
-        return line is None or line.requests.get(request.order) is not request
 
     def candidates(self) -> Iterable[Request]:
         """See ``Queue.candidates``."""
@@ -234,14 +229,18 @@ class SlotQueue:
             slot.n_queued -= 1
             self._slots[request.adapter.digest] = slot
 
+    def _is_in_line(self, request: Request) -> bool:
+        line = self._lines.get(request.adapter.digest)
+        return line is not None and line.requests.get(request.order) is request
+
     def _enter_line(self, request: Request) -> None:
+        assert not _has_begun(request), "a request that has begun is in a slot that is in use, which is never taken"
         request.phase = Phase.WAITING
         request.key = bytes(request.tokens)
         line = self._lines.setdefault(request.adapter.digest, _Line(self._clock()))
         line.requests[request.order] = request
-        if request.first_row is None:
-            self._unstarted[request.received_at, request.serial] = request
-            self._n_unstarted[request.sender] += 1
+        self._unstarted[request.received_at, request.serial] = request
+        self._n_unstarted[request.sender] += 1
 
     def _leave_line(self, request: Request) -> None:
         request.key = b""
@@ -250,9 +249,8 @@ class SlotQueue:
         del line.requests[request.order]
         if not line.requests:
             del self._lines[digest]
-        if request.first_row is None:
-            del self._unstarted[request.received_at, request.serial]
-            self._n_unstarted[request.sender] -= 1
+        del self._unstarted[request.received_at, request.serial]
+        self._n_unstarted[request.sender] -= 1
 
     def _dissolve_line(self, digest: str) -> None:
         """Puts the requests of an adapter into the queue behind."""

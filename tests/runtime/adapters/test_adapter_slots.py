@@ -53,10 +53,9 @@ class SlotFrontend(Frontend):
         queue = self.slots.queue
         assert queue._slots.keys() == self.adapters_device.in_slots
         in_line = [one for line in queue._lines.values() for one in line.requests.values()]
-        assert all(not queue.may_start(one) and one.block_table is None for one in in_line)
-        assert all(queue.may_start(one) for one in queue)
-        unstarted = [one for one in in_line if one.first_row is None]
-        assert len(queue._unstarted) == queue._n_unstarted.total() == len(unstarted)
+        assert not set(in_line) & set(queue)
+        assert all(one.block_table is None and one.first_row is None for one in in_line)
+        assert len(queue._unstarted) == queue._n_unstarted.total() == len(in_line)
         for digest, slot in queue._slots.items():
             assert slot.n_queued == sum(one.adapter.digest == digest for one in queue)
 
@@ -224,21 +223,6 @@ def test_tenants_see_their_requests_in_line() -> None:
     tenants = front.stats().tenants
     assert [(tenants[name].n_running, tenants[name].n_waiting) for name in ("one", "two")] == [(1, 0), (0, 1)]
     front.run()
-    front.adapters.close()
-
-
-def test_a_retried_request_in_line_is_not_planned() -> None:
-    front = SlotFrontend(1)
-    front.submit("sql", adapter="12ab", max_tokens=9, ignore_eos=True)
-    front.turn(3)
-    front.submit("law", adapter="34cd", max_tokens=2, ignore_eos=True)
-    (request,) = front.slots.queue._lines["34cd"].requests.values()
-    request.recovery.is_retried = True
-    front.scheduler._retried._requests.append(request)
-    front.turn(3)
-    assert request.block_table is None
-    front.run()
-    assert [len(front.tokens(name)) for name in ("sql", "law")] == [9, 2]
     front.adapters.close()
 
 
