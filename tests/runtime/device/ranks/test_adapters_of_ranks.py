@@ -195,6 +195,18 @@ def test_reads_of_two_threads_take_their_own_answers(ranks: Ranks) -> None:
         second.result()
 
 
+def test_a_copy_does_not_wait_for_a_slow_read_of_another_rank(ranks: Ranks) -> None:
+    ranks.fan_out.read("one", "/a").put()
+    ranks.devices[2].may_read.clear()
+    reader = Background(lambda: ranks.fan_out.read("two", "/b"))
+    copy = ranks.fan_out.copy("a")
+    Background(copy.fill).result()
+    copy.put()
+    assert reader.is_running
+    ranks.devices[2].may_read.set()
+    reader.result().put()
+
+
 def test_room_that_rank_0_frees_is_free_on_all_when_it_is_taken(ranks: Ranks) -> None:
     """Where the other ranks get frames late, in their order."""
     for digest in "ab":
@@ -229,6 +241,10 @@ class Background:
             self._outcome = call()
         except Exception as error:
             self._outcome = error
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
 
     def result(self) -> Any:
         self._thread.join(10.0)
