@@ -78,7 +78,7 @@ class RankDecoder:
             self._config = config = weights.config
             n_slots = len(folders)
             memory = AdapterMemory(n_slots, RANK, torch.float32, self._device)
-            self._adapters = CudaAdapters(memory, base, torch.float32, max_rank=RANK, stream=None)
+            self._adapters = CudaAdapters(memory, base, max_rank=RANK, stream=None)
             self._step = StepAdapters(
                 self._adapters.slots, max_tokens=128, max_rows=8, n_slots=n_slots, device=self._device
             )

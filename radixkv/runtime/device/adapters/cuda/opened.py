@@ -42,7 +42,7 @@ class OpenedAdapters:
         self._sources = settings.adapters
         self._model = model
         self._memory = AdapterMemory(n_slots, settings.max_lora_rank, dtype, stream.device)
-        self.adapters = CudaAdapters(self._memory, model, dtype, max_rank=settings.max_lora_rank, stream=stream)
+        self.adapters = CudaAdapters(self._memory, model, max_rank=settings.max_lora_rank, stream=stream)
         """Those that rows may ask for."""
         self.step = StepAdapters(
             self.adapters.slots,
