@@ -462,8 +462,8 @@ class AdapterConfig:
     )
     max_cpu_loras: int | None = setting(
         None,
-        "maximum number of adapters that are loaded at once, in host memory; one more is refused (default: no limit "
-        "on the CPU; on a GPU 64, or --max-loras or the number of --lora-modules if that is more)",
+        "maximum number of adapters that are loaded at once, in host memory; one more is refused (default: no "
+        "limit on the CPU; on a GPU 64, or --max-loras or the number of --lora-modules if that is more)",
         COUNT,
         "ADAPTERS",
         aliases="max_loaded_loras",

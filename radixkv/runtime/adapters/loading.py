@@ -64,7 +64,7 @@ class LoadableAdapters(Adapters):
     ) -> None:
         self.served = tuple(adapters)
         self.marks = marks
-        """Those of activated LoRAs, which the tree's keys have."""
+        """The marks of activated LoRAs, which the tree's keys have."""
         for adapter in adapters:
             self._mark(adapter)
         self._device = device

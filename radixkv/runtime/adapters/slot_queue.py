@@ -70,7 +70,7 @@ class SlotQueue:
         self._lines: dict[str, _Line] = {}
         """By digest of the adapter. None is empty."""
         self._unstarted: SortedDict[tuple[float, int], Request] = SortedDict()
-        """Those in line that wait for their first step, by time of arrival."""
+        """All requests in line, by time of arrival."""
         self._n_unstarted: Counter[str] = Counter()
         """Their number, by sender."""
 

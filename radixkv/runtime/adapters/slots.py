@@ -94,7 +94,7 @@ class AdapterSlots:
             self._begin(digest)
 
     def remove(self, digest: str) -> None:
-        """Frees the slot of an adapter, if it has one, before the adapter is unloaded. Nothing uses it."""
+        """Frees the slot of an adapter, if it has one: another one gets it, or it is unloaded. Nothing uses it."""
         if self.queue.withdraw(digest):
             self._device.withdraw(digest)
 

@@ -23,7 +23,7 @@ class AdapterAnswers:
         self._lost = lost
         self._changed = Condition()
         self._answers: dict[int, RankAdapterAnswer] = {}
-        """Those that no thread has taken, by ticket."""
+        """Answers that no thread has taken, by ticket."""
         self._is_receiving = False
 
     def take(self, ticket: int) -> RankAdapterAnswer:

@@ -93,7 +93,7 @@ class FanOutAdapters:
         self._answers = [
             AdapterAnswers(ranks.adapters[rank - 1], self._lost(rank)) for rank in range(1, ranks.size)
         ]
-        """Those of each other rank."""
+        """Answers of each other rank."""
 
     def read(self, name: str, path: str) -> ReadAdapter:
         """See ``DeviceAdapters.read``. Where a rank cannot read the adapter, no rank keeps it.
