@@ -60,12 +60,12 @@ class Engine:
         page_bytes = int(arguments.page_mib * (1 << 20))
         page_s, disk_page_s = (page_bytes / (gb * 1e9) for gb in (arguments.link_gb, arguments.disk_gb))
         cost.add_load(n_measured, n_measured / PAGE_SIZE * page_s)
-        cost.add_fetch(n_measured, n_measured / PAGE_SIZE * disk_page_s)
+        cost.fetch_rate(0).add(n_measured, n_measured / PAGE_SIZE * disk_page_s)
         cost.add_step(n_measured, n_measured, n_measured * self.times.prompt_token_s)
         copier, disk = TimedCopier(self.clock, page_bytes, page_s), None
         if arguments.disk_pages:
             store = TimedStore(self.clock, arguments.disk_pages, page_bytes, disk_page_s)
-            disk = StorageTier(host, store, bytes(KEY_BYTES), copier.buffer, cost)
+            disk = StorageTier(host, [store], bytes(KEY_BYTES), copier.buffer, cost)
         self.host_tier = HostTier(self.cache, host, copier, disk, cost=cost)
         limits = SchedulerLimits(
             max_num_seqs=arguments.rows, max_num_batched_tokens=arguments.step_tokens, max_queued_requests=1 << 20
@@ -181,7 +181,7 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
     ttft = sorted(at - received[request] for request, at in engine.first_token.items())
     uses = [use for request in done if (use := request.cache_use.counted) is not None]
     n_prompt, n_output = sum(one.n_prompt for one in done), sum(one.n_outputs for one in engine.first_token)
-    host, _ = engine.scheduler.tiers.stats()
+    host, *_ = engine.scheduler.tiers.stats()
     assert host is not None
     return {
         "requests": len(done),

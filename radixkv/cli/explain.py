@@ -1,4 +1,4 @@
-"""``radixkv explain``: the cached part of prompts on a running server, and why it ends there."""
+"""``radixkv explain``: the cached part of prompts on a running server, and why it ends there; or a block table."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 
 from radixkv.cli.offline import is_utf8
+from radixkv.cli.table_report import TablesResponse, table_lines
 from radixkv.errors import ConfigError
 from radixkv.settings.arguments import Parser
 from radixkv.settings.client_flags import add_client_flags, api_key
 from radixkv.terminal import Progress
+from radixkv.text.printable import printable
 
 if TYPE_CHECKING:
     from radixkv.cli.server_client import ServerClient
@@ -62,7 +65,8 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         "explain",
         help="show how much of a prompt a server has cached, and why no more",
         description="Ask a running radixkv server how much of a prompt is in its prefix cache, where the match "
-        "ends, and why. This computes nothing and does not change the cache.",
+        "ends, and why; or with --request which pages a running request has. This computes nothing and does not "
+        "change the cache.",
     )
     prompt = parser.add_argument_group("prompt")
     prompt.add_argument(
@@ -80,12 +84,20 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="SALT",
         help="cache salt of the prompt, its cache namespace (default: that of each request in --file, or none)",
     )
+    parser.add_argument(
+        "--request",
+        metavar="ID",
+        help="show the block table of this running request instead: the id of its reply (chatcmpl-..., cmpl-...), "
+        "or its X-Request-Id; needs the operator's key",
+    )
     add_client_flags(parser)
     parser.set_defaults(parser=parser, run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the reports, in the order of the requests, and returns the exit code."""
+    if args.request is not None:
+        return _show_table(args)
     requests = _requests(args)
     from radixkv.cli.server_client import ServerClient, ServerError
 
@@ -99,6 +111,19 @@ def run(args: argparse.Namespace) -> int:
             except ServerError as error:
                 raise ServerError(f"{request.where}{error}") from None
     print("\n".join(reports))
+    return 0
+
+
+def _show_table(args: argparse.Namespace) -> int:
+    """Prints the block table of a running request."""
+    parser: Parser = args.parser
+    if args.prompt is not None or args.file is not None or args.cache_salt is not None:
+        parser.error("--request shows what a running request has; give no PROMPT, --file or --cache-salt with it")
+    from radixkv.cli.server_client import ServerClient
+
+    with Progress(f"asking {args.base_url}"), ServerClient(args.base_url, api_key(args)) as client:
+        response = client.get(f"/cache/tables?request={quote(args.request, safe='')}", TablesResponse)
+    print("\n".join(map(printable, table_lines(response))))
     return 0
 
 

@@ -30,6 +30,7 @@ from radixkv.frontend.api.responses.routes import add_responses_route
 from radixkv.frontend.api.responses.translation import parse_responses_prompt
 from radixkv.frontend.api.server_info import add_server_info_routes
 from radixkv.frontend.api.sglang.routes import add_generate_route
+from radixkv.frontend.api.tables import add_tables_route
 from radixkv.frontend.api.tokenize import add_tokenize_routes
 from radixkv.frontend.api.ui.routes import add_ui_routes
 from radixkv.frontend.cache_diagnostics.diagnosis import CacheDiagnostics
@@ -132,6 +133,7 @@ def build_app(
     add_explain_route(app, client, served_model, chats, explain_contents=explain_contents)
     add_match_route(app, client, served_model)
     add_doctor_route(app, client, served_model)
+    add_tables_route(app, client, served_model)
     add_ui_routes(app, client, served_model, explain_contents=explain_contents)
     add_lifetime_routes(app, client, served_model)
     add_server_info_routes(app, client, served_model, metrics, settings)

@@ -22,6 +22,7 @@ from radixkv.wire.cache_messages import (
 )
 from radixkv.wire.messages import Submit
 from radixkv.wire.stats import Stats
+from radixkv.wire.table_messages import Tabled
 
 
 class EngineClient(Protocol):
@@ -144,6 +145,16 @@ class EngineClient(Protocol):
 
         Args:
             contents: whether the reply may tell tokens of clients.
+        """
+        ...
+
+    async def tables(self, name: str = "", first: int = 0) -> Tabled:
+        """Asks for the block tables of running requests. Raises ``RequestNotFound``.
+
+        Args:
+            name: the id of a reply or of an HTTP request, whose tables are told page by page. Empty: the counts of
+                all requests.
+            first: the first entry of each table to tell.
         """
         ...
 

@@ -16,6 +16,9 @@ from radixkv.errors import RequestError
 from radixkv.frontend.arrival import Arrival
 from radixkv.wire.messages import ComputedPrompt, Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs
 
+REPLY_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
+"""What the ids of replies begin with, before the id of their first prompt: in OpenAI's chats, completions,
+Anthropic's Messages and Responses. Those of ``/generate`` are the id itself."""
 _INLINE_WORK = 256
 """Rendering work done on the event loop, in tokens without logprobs; a thread renders more."""
 _TOKENS_PER_LOGPROB = 8
@@ -215,6 +218,24 @@ class InFlightRequest:
     def is_reported(self) -> bool:
         """Whether a client sent the request, and not the server itself."""
         return bool(self._arrived.route)
+
+    @property
+    def request_id(self) -> str:
+        """The ``X-Request-Id`` of its HTTP request; empty for a request of the server itself."""
+        return self._arrived.request_id
+
+    def has_name(self, name: str) -> bool:
+        """Returns whether a client knows it by this name: the id of its reply, or its ``X-Request-Id``.
+
+        The prompts of one HTTP request have both in common; the id of a prompt alone is a name, too. O(name).
+
+        Args:
+            name: not empty.
+        """
+        if name == self.request_id:
+            return True
+        reply = next((name[len(prefix) :] for prefix in REPLY_PREFIXES if name.startswith(prefix)), name)
+        return self.id == reply or (self.id.startswith(f"{reply}-") and self.id[len(reply) + 1 :].isdecimal())
 
     @property
     def has_begun(self) -> bool:

@@ -17,7 +17,7 @@ import zmq.asyncio
 
 from radixkv.errors import Draining, QueueFull, RequestError, WireError, request_error
 from radixkv.frontend.arrival import Arrival
-from radixkv.frontend.http.errors import ClientTooSlow, RuntimeRestarting, RuntimeSilent
+from radixkv.frontend.http.errors import ClientTooSlow, RuntimeRestarting, RuntimeSilent, request_not_found
 from radixkv.frontend.in_flight import EndedRequest, InFlightRequest, RequestMetrics, WakeUp
 from radixkv.frontend.miss_counts import MissCounts, MissRecord
 from radixkv.frontend.miss_report import without_contents, without_copies
@@ -73,8 +73,9 @@ from radixkv.wire.messages import (
     endpoint,
 )
 from radixkv.wire.stats import Stats
+from radixkv.wire.table_messages import GetTables, Tabled
 
-Reply: TypeAlias = CacheReply | AdapterReply | Stats
+Reply: TypeAlias = CacheReply | AdapterReply | Tabled | Stats
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 MAX_PENDING_BYTES = 1 << 20
@@ -88,6 +89,8 @@ MAX_BYTES_PER_TURN = 1 << 18
 
 It is far less than ``MAX_PENDING_BYTES``, because no reader runs meanwhile.
 """
+MAX_SHOWN_REQUESTS = 16
+"""Prompts of one HTTP request whose block tables are shown."""
 READERS_PER_BURST = 32
 """How many readers' parts are written in a row, once all of them are rendered.
 
@@ -286,6 +289,26 @@ class RuntimeClient:
         """See ``EngineClient.outline``."""
         return await self._query(Outline(uuid.uuid4().hex, contents), Outlined)
 
+    def has_request(self, name: str) -> bool:
+        """Returns whether a request in flight has this name, see ``InFlightRequest.has_name``. O(requests)."""
+        return any(request.has_name(name) for request in self._requests.values())
+
+    async def tables(self, name: str = "", first: int = 0) -> Tabled:
+        """See ``EngineClient.tables``."""
+        asked = tuple(request.id for request in self._requests.values() if request.has_name(name)) if name else ()
+        if name and not asked:
+            raise request_not_found(name)
+        shown = asked[:MAX_SHOWN_REQUESTS]
+        request_ids = {one.id: one.request_id for one in self._requests.values()}  # some may end meanwhile
+        tabled = await self._query(GetTables(uuid.uuid4().hex, shown, first), Tabled)
+        if name and not tabled.requests:
+            raise request_not_found(name)
+        requests = tuple(
+            msgspec.structs.replace(one, request_id=request_ids.get(one.id, "")) for one in tabled.requests
+        )
+        n_more = tabled.n_more + len(asked) - len(shown)
+        return msgspec.structs.replace(tabled, requests=requests, n_more=n_more)
+
     async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str, adapter: str = "") -> Pinned:
         """See ``EngineClient.pin``."""
         return await self._query(Pin(uuid.uuid4().hex, tokens, ttl_s, cache_salt, tenant, adapter), Pinned)
@@ -414,7 +437,7 @@ class RuntimeClient:
 
     async def _query(
         self,
-        query: CacheCommand | AdapterCommand | GetStats,
+        query: CacheCommand | AdapterCommand | GetTables | GetStats,
         kind: type[ReplyT],
         *,
         timeout_s: float | None = None,

@@ -39,7 +39,7 @@ async def until_stored(group: RequestGroup, index: int, started_at: float) -> St
         except RequestError:
             return stored
         now_s = time.monotonic()
-        if (n_stored := stored.n_in_host + stored.n_on_disk) > best:
+        if (n_stored := stored.n_in_host + stored.n_on_disk + (stored.n_in_shared or 0)) > best:
             best, grown_at = n_stored, now_s
         if not stored.is_storing or now_s - grown_at > STALL_S or now_s - started_at > LIMIT_S:
             return stored
@@ -60,4 +60,6 @@ def stored_fields(prompts: Iterable[Stored | None], ready: Ready) -> dict[str, d
     tiers = {"host": sum(one.n_in_host for one in stored)}
     if ready.has_disk:
         tiers["storage"] = sum(one.n_on_disk for one in stored)
+    if all(one.n_in_shared is not None for one in stored):  # what other servers find is the storage
+        tiers["disk"], tiers["storage"] = tiers["storage"], sum(one.n_in_shared or 0 for one in stored)
     return {"stored_tokens": tiers}

@@ -32,6 +32,7 @@ from radixkv.runtime.protocols.returns import Returns
 from radixkv.runtime.protocols.shares import Shares
 from radixkv.runtime.protocols.states import States
 from radixkv.runtime.protocols.tiers import Tiers
+from radixkv.runtime.reporting.block_tables import make_tables
 from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.reporting.stats import make_stats
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -259,6 +260,7 @@ def assemble_loop(
         ),
         run_command=commands.run,
         make_stats=partial(make_stats, scheduler, pins.count_pages, gate, adapters, start_seconds or {}),
+        make_tables=partial(make_tables, scheduler),
         alarms=alarms,
         clock=clock,
     )

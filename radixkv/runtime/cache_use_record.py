@@ -9,9 +9,9 @@ from typing import Literal, TypeAlias
 
 from radixkv.wire.cache_use import CacheUse
 
-Source: TypeAlias = Literal["computed", "copied", "loaded", "fetched", "added"]
+Source: TypeAlias = Literal["computed", "copied", "loaded", "fetched", "shared", "added"]
 """What happened to positions of a prompt: a row computed them, a part of a page was copied, the host tier or the
-disk gave them, or their pages entered the tree with the request."""
+stores behind it gave them, among these one that servers share, or their pages entered the tree with the request."""
 _Range: TypeAlias = tuple[int, int]
 
 
@@ -44,11 +44,17 @@ class CacheUseRecord:
         n_computed = _n_positions(computed)
         n_loaded = _n_positions(computed + loaded) - n_computed if loaded else 0
         n_fetched = min(n_loaded, _n_positions(computed + ranges["fetched"]) - n_computed) if n_loaded else 0
+        n_shared = min(n_fetched, _n_positions(computed + ranges["shared"]) - n_computed) if n_fetched else 0
         copied, n_copied = ranges["copied"], 0
         if copied:
             n_copied = _n_positions(computed + loaded + copied) - n_computed - n_loaded
         self.counted = CacheUse(
-            n_prompt - n_computed, n_copied, n_loaded, n_fetched, n_added=_n_positions(ranges["added"])
+            n_prompt - n_computed,
+            n_copied,
+            n_loaded,
+            n_fetched,
+            n_added=_n_positions(ranges["added"]),
+            n_shared=n_shared,
         )
         ranges.clear()
 

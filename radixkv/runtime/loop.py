@@ -7,7 +7,7 @@ The runtime process drives it with messages from a socket, ``LLM`` with messages
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import NamedTuple
@@ -43,6 +43,7 @@ from radixkv.wire.messages import (
     Tokens,
 )
 from radixkv.wire.stats import Stats
+from radixkv.wire.table_messages import GetTables, Tabled
 
 LOOKAHEAD = 1
 """Steps that stay launched when a turn ends: the device computes them while the host prepares the next one."""
@@ -127,6 +128,7 @@ class Loop:
         branches: what requests may choose by their messages.
         run_command: carries out a message that looks at the cache or changes it.
         make_stats: makes the answer to ``GetStats``, of its id and what the loop has counted.
+        make_tables: makes the answer to ``GetTables``, of the choices of each request that has not ended.
         alarms: calls that are due at a time.
         clock: seconds, monotonic.
     """
@@ -144,6 +146,7 @@ class Loop:
         branches: Sequence[RequestBranch],
         run_command: Callable[[CacheCommand], FromRuntime],
         make_stats: Callable[[str, StepCounters], Stats],
+        make_tables: Callable[[GetTables, Iterable[Sequence[Request]]], Tabled],
         alarms: Alarms,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -160,6 +163,7 @@ class Loop:
         self._branches = branches
         self._run_command = run_command
         self._make_stats = make_stats
+        self._make_tables = make_tables
         self._alarms = alarms
         self._clock = clock
         self._live: dict[str, _LiveRequest] = {}
@@ -206,12 +210,13 @@ class Loop:
         wait_readable(self.descriptors, timeout_s)
 
     def receive(
-        self, message: Submit | Cancel | CacheCommand | AdapterCommand | GetStats | Drain
+        self, message: Submit | Cancel | CacheCommand | AdapterCommand | GetTables | GetStats | Drain
     ) -> list[FromRuntime]:
         """Takes a message; returns its immediate answers.
 
         O(tokens) for ``Submit``, ``Explain``, ``Match``, ``GetStored`` and ``Pin``; O(pages) for ``Flush``,
-        ``Invalidate`` and ``CloseSession``; about a millisecond or two for ``Outline``.
+        ``Invalidate`` and ``CloseSession``; about a millisecond or two for ``Outline``; what ``make_tables`` costs
+        for ``GetTables``.
         """
         match message:
             case Submit():
@@ -220,6 +225,8 @@ class Loop:
                 return self._cancel(message)
             case GetStats():
                 return [self._make_stats(message.id, self._counters)]
+            case GetTables():
+                return [self._make_tables(message, (live.choices for live in self._live.values()))]
             case Drain():
                 self.is_draining = True
                 return []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeGuard
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from radixkv.errors import ConfigError, shortened
 from radixkv.settings.values import parse_bytes
@@ -139,6 +141,20 @@ def check_cache_url(name: str, url: object) -> None:
     if url.startswith(("file:", "shm:")) and not _is_path(url):
         raise ConfigError(
             f"{name} {shortened(url)} has %00 or bytes that are no UTF-8 in its path; name it otherwise"
+        )
+
+
+def check_apart(cache_dir: str, cache_url: str) -> None:
+    """Refuses a folder of the disk tier that is, contains, or is in the folder that servers share."""
+    if not cache_url.startswith("file:"):
+        return
+    own = Path(os.path.realpath(Path(cache_dir).expanduser()))
+    shared = Path(os.path.realpath(unquote(urlsplit(cache_url).path)))
+    if own.is_relative_to(shared) or shared.is_relative_to(own):
+        where = "are the same folder" if own == shared else "are one inside the other"
+        raise ConfigError(
+            f"cache_dir {shortened(cache_dir)} and cache_url {shortened(cache_url)} {where}; the disk tier belongs "
+            "to one server, so give two folders apart"
         )
 
 

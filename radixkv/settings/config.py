@@ -11,6 +11,7 @@ from radixkv.errors import ConfigError, shortened
 from radixkv.settings.adapters import LoraModule, as_lora_modules, check_lora_modules
 from radixkv.settings.checks import (
     MAX_LORA_RANK,
+    check_apart,
     check_at_least,
     check_at_most,
     check_cache_url,
@@ -239,7 +240,7 @@ class CacheConfig:
     )
     cache_url: str | None = setting(
         None,
-        "a store in which servers share KV, instead of --cache-dir: s3://BUCKET/PREFIX (needs radixkv[s3]), "
+        "a store in which servers share KV, alone or beside --cache-dir: s3://BUCKET/PREFIX (needs radixkv[s3]), "
         "mooncake://HOST:PORT (needs radixkv[mooncake]), file:///FOLDER or shm://NAME?size=SIZE; it holds the "
         "prompts' tokens (default: none)",
         Kind(check_cache_url),
@@ -314,8 +315,7 @@ class CacheConfig:
                 "set --cache-dir"
             )
         if self.cache_url is not None and self.cache_dir is not None:
-            places = f"cache_url {shortened(self.cache_url)} and cache_dir {shortened(self.cache_dir)}"
-            raise ConfigError(f"{places} are both for what is behind the host tier; give one of them")
+            check_apart(self.cache_dir, self.cache_url)
         for name, place in (("cache_dir", self.cache_dir), ("cache_url", self.cache_url)):
             if place is not None and self.host_memory_bytes is None:
                 why = "pages go there and come back through the host tier; set --host-memory"

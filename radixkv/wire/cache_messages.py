@@ -192,6 +192,11 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     adapter_elsewhere: str | None = None
     """For ``other_namespace`` and ``invocation``: digest of the adapter under which the prompt is cached with the
     same salt, empty for the model alone; None if it is cached with another salt, or with the same adapter."""
+    n_fetched: int = 0
+    """How many of the tokens ``n_on_disk`` a request would fetch."""
+    n_from_shared: int | None = None
+    """How many tokens a request would fetch from a shared store beside the disk tier; None without both, if it
+    fetches none, or for a tenant: all tenants' requests are measured."""
 
 
 class TierMatch(msgspec.Struct, frozen=True, array_like=True):
@@ -224,9 +229,11 @@ class Stored(msgspec.Struct, frozen=True, tag=True):
     id: str
     n_in_host: int
     n_on_disk: int
-    """What the disk tier or shared store is known to have."""
+    """What the disk tier is known to have, or the shared store if there is no disk tier."""
     is_storing: bool
-    """Whether the next page of either is offered or on its way."""
+    """Whether the next page of one of them is offered or on its way."""
+    n_in_shared: int | None = None
+    """What the shared store beside the disk tier is known to have; None without both."""
 
 
 class TreeNode(msgspec.Struct, frozen=True, array_like=True):

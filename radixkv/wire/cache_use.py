@@ -20,6 +20,8 @@ class CacheUse(msgspec.Struct, frozen=True, array_like=True):
     """The part of ``n_loaded`` that came from disk before."""
     n_added: int = 0
     """Prompt tokens in pages that the cache did not have before, including what was copied into them."""
+    n_shared: int = 0
+    """The part of ``n_fetched`` that came from a store that servers share."""
 
     def __add__(self, other: CacheUse) -> CacheUse:
         return CacheUse(*map(add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))

@@ -29,8 +29,9 @@ from radixkv.wire.cache_messages import CacheCommand, CacheReply
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
+from radixkv.wire.table_messages import GetTables, Tabled
 
-WIRE_VERSION = 35
+WIRE_VERSION = 36
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -353,8 +354,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """A sign of life: the runtime has sent nothing else for half a second."""
 
 
-ToRuntime = Hello | Submit | Cancel | CacheCommand | AdapterCommand | GetStats | Drain
-FromRuntime = Ready | Tokens | Done | Failed | CacheReply | AdapterReply | Stats | Heartbeat
+ToRuntime = Hello | Submit | Cancel | CacheCommand | AdapterCommand | GetTables | GetStats | Drain
+FromRuntime = Ready | Tokens | Done | Failed | CacheReply | AdapterReply | Tabled | Stats | Heartbeat
 
 MessageT = TypeVar("MessageT")
 

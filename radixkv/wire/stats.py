@@ -293,6 +293,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """None without a host tier."""
     disk: DiskStats | None = None
     """None without a disk tier."""
+    shared_store: DiskStats | None = None
+    """None without a store that servers share."""
     drafts: DraftStats | None = None
     """None without speculative decoding."""
     states: StateStats | None = None
@@ -307,6 +309,11 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """By name, without the operator."""
     replicas: dict[str, ReplicaStats] = {}
     """By number, if the server has several runtimes: the other fields are then sums over those that are up."""
+
+    @property
+    def has_storage(self) -> bool:
+        """Whether there is a disk tier or a shared store."""
+        return not (self.disk is None and self.shared_store is None)
 
     @property
     def prefix_hits_total(self) -> int:

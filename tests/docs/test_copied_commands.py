@@ -12,7 +12,7 @@ from support.documented_pages import NEEDS, blocks, complaint, is_run, run_page
 from support.paths import ROOT
 
 README = ROOT / "README.md"
-PAGES = sorted([README, *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([README, *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 RUN = [page for page in PAGES if any(map(is_run, blocks(page)))]
 
 
@@ -42,6 +42,7 @@ def test_what_the_readme_prints_works_in_its_order(tmp_path: Path) -> None:
 
 
 GIVES = {
+    "README.md": r"same-first(.|\n)*storage",
     "beam-search.md": r"stop (.|\n)*Answer: The dress of Kenji is green",
     "cache-misses.md": r"tools_changed(.|\n)*system_changed",
     "events.md": r"following",

@@ -12,7 +12,8 @@ import radixkv.cli
 from radixkv.settings.arguments import Parser
 from support.paths import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "radixkv").rglob("*.md")])
+FOLDERS = ("docs", "examples", "radixkv")
+PAGES = sorted([*ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT / name).rglob("*.md"))])
 
 
 def _commands(page: Path) -> set[str]:

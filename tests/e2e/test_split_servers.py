@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 import msgspec
 import pytest
 
 from support.checkpoints import save_checkpoint
 from support.device_support import HYBRIDS, OTHERS, random_ids
-from support.live import LIMIT_S, LiveServer, serving
-from support.paths import ROOT
+from support.live import LiveServer, serving
+from support.split_router import routing
 
 FLAGS = ("--host-memory", "64MiB", "--load-policy", "always", "--max-num-seqs", "8")
 GREEDY = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -168,23 +165,6 @@ def test_the_store_loses_the_prompt_in_between(split: Split) -> None:
     expected = post(split.alone, "/v1/completions", body)["choices"]
     decoded = post(split.decode, "/v1/completions", body)
     assert (sources(decoded), decoded["choices"]) == (COMPUTED, expected)
-
-
-@contextmanager
-def routing(prefill: str, decode: str) -> Iterator[httpx.Client]:
-    """Runs the router of the recipe; yields a client of it."""
-    command = [sys.executable, str(ROOT / "deploy" / "split" / "router.py"), "--port", "0", "--min-tokens", "100"]
-    command += ["--prefill", prefill, "--decode", decode]
-    router = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        line = router.stdout.readline()
-        assert line.startswith("ready on "), line
-        with httpx.Client(base_url=line.split()[2], timeout=LIMIT_S) as client:
-            yield client
-    finally:
-        router.kill()
-        router.wait(timeout=LIMIT_S)
-        router.stdout.close()
 
 
 def test_the_router_has_long_prompts_computed_once(split: Split) -> None:

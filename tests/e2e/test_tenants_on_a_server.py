@@ -224,7 +224,15 @@ def test_only_known_keys_are_let_in(server: LiveServer) -> None:
 
 
 def test_the_operators_routes_are_for_its_key_only(server: LiveServer) -> None:
-    for path in ("/metrics", "/flush_cache", "/server_info", "/v1/loads", "/cache/doctor", "/cache/tree"):
+    for path in (
+        "/metrics",
+        "/flush_cache",
+        "/server_info",
+        "/v1/loads",
+        "/cache/doctor",
+        "/cache/tree",
+        "/cache/tables",
+    ):
         headers = {"Authorization": "Bearer search-1"}
         reply = httpx.get(server.base_url + path, headers=headers, timeout=LIMIT_S)
         assert (reply.status_code, reply.json()["error"]["code"]) == (403, "forbidden"), path

@@ -121,8 +121,8 @@ def test_every_metric_is_documented(site: Site) -> None:
     site.loop.replicas = REPLICAS
     site.loop.adapters = AdapterStats(2, 1000)
     types = []
-    for behind_the_host_tier in (DISK, SHARED_STORE):
-        site.loop.disk = behind_the_host_tier
+    for disk, shared_store in ((DISK, None), (None, SHARED_STORE), (DISK, SHARED_STORE)):
+        site.loop.disk, site.loop.shared_store = disk, shared_store
         types += re.findall(r"^# TYPE radixkv:(\w+) (\w+)$", site.http.get("/metrics").text, re.M)
     shown = {name for name, _ in types if not name.endswith("_created")}
     assert names(section("Metrics")) - {"sglang"} == shown

@@ -57,7 +57,7 @@ def test_an_engine_goes_on_from_what_another_has_computed(tmp_path: Path, name: 
         with opened(tmp_path / "model", **shared) as first:
             computed = answers(first)
         found = answers(second)  # the end of the first has written what was left
-        disk = second.get_metrics().disk
+        disk = second.get_metrics().shared_store
     assert [one.outputs for one in computed] == expected
     assert [one.outputs for one in found] == expected
     assert found[0].num_fetched_tokens == 384

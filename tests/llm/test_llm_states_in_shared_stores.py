@@ -90,7 +90,7 @@ def bits(output: RequestOutput) -> Any:
 
 
 def stats(llm: LLM) -> tuple[DiskStats, SharedStoreStats]:
-    disk = llm.get_metrics().disk
+    disk = llm.get_metrics().shared_store
     assert disk is not None
     assert disk.shared is not None
     return disk, disk.shared

@@ -43,6 +43,7 @@ from radixkv.wire.messages import (
     pack_tokens,
 )
 from radixkv.wire.sampling import SamplingParams
+from radixkv.wire.table_messages import GetTables
 from support.cases import examples
 
 PROMPT = pack_tokens(range(100, 140))
@@ -61,6 +62,7 @@ MESSAGES = [
     Outline("o", contents=True),
     Match("m", (PROMPT, PROMPT[:4]), cache_salt="s"),
     Pin("p", PROMPT, 300.0, cache_salt="s"),
+    GetTables("t", ("a", "b"), 1),
     GetStats("g"),
 ]
 

@@ -83,6 +83,7 @@ class Actions:
         pages_per_slab: int = 2,
         n_slots: int = 0,
         has_disk: bool = False,
+        n_more_stores: int = 0,
         write_policy: WritePolicy = "through",
         eviction_policy: EvictionPolicyName = "lru",
         tenants: Sequence[TenantConfig] = (),
@@ -102,6 +103,7 @@ class Actions:
             pages_per_slab=pages_per_slab,
             n_slots=n_slots if shares else 0,
             has_disk=has_disk,
+            n_more_stores=n_more_stores,
             write_policy=write_policy,
             eviction_policy=eviction_policy,
             tenants=tenants,
@@ -263,16 +265,18 @@ class Actions:
         self.engine.copier.finish(which, fails=fails)
 
     def finish_transfer(self, which: int, n_pages: int | None = None) -> None:
-        """Finishes one of the transfers to and from disk; pages after the first ``n_pages`` fail."""
-        self.engine.store.finish(which, n_pages=n_pages)
+        """Finishes one of the transfers to and from a store; pages after the first ``n_pages`` fail."""
+        stores = self.engine.stores
+        stores[which % len(stores)].finish(which // len(stores), n_pages=n_pages)
 
     def lose(self, which: int) -> None:
-        """Loses a page on disk."""
-        self.engine.store.lose(which)
+        """Loses a page of a store."""
+        stores = self.engine.stores
+        stores[which % len(stores)].lose(which // len(stores))
 
     def make_unknown(self, which: int) -> None:
         """Has some pages of a store that servers share be another server's, which this one never saw."""
-        self.engine.store.make_unknown(which)
+        self.engine.stores[-1].make_unknown(which)
 
     def pin(self, base: int, cut: int, namespace: int, ttl_s: float) -> None:
         """Pins the start of a known sequence, or ends its pin."""
@@ -333,9 +337,9 @@ class Actions:
         self._invalidate(space, prefix)
 
     def invalidate_what_was_read(self, which: int) -> None:
-        """Finishes all transfers of the store, then invalidates the first page of a prompt that waits for pages."""
-        while self.engine.store.in_flight:
-            self.engine.store.finish()
+        """Finishes all transfers, then invalidates the first page of a prompt that waits for pages."""
+        for store in self.engine.stores:
+            store.finish_all()
         if loading := [request for request in self.live if request.phase is Phase.LOADING]:
             request = loading[which % len(loading)]
             self._invalidate(request.namespace, bytes(request.tokens[: self.engine.page_size * TOKEN_BYTES]))

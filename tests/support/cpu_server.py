@@ -131,7 +131,7 @@ class CpuServer:
                     page_token_bytes=page_size * TOKEN_BYTES,
                     max_bytes=1 << 30,
                 )
-                self.disk = StorageTier(host, store, self._root_key(checkpoint), copier.buffer, cost)
+                self.disk = StorageTier(host, [store], self._root_key(checkpoint), copier.buffer, cost)
             self.host_tier = HostTier(self.cache, host, copier, disk=self.disk, load_policy=load_policy, cost=cost)
         self.scheduler = make_scheduler(
             self.cache,

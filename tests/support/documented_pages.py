@@ -36,7 +36,7 @@ NEEDS = {
     "this repository": "what make does here",
     "a long run": "minutes on two cores, or the state after them",
 }
-PORTS = ("8000", "8001", "8002", "5557", "5558")
+PORTS = ("8000", "8001", "8002", "8003", "5557", "5558")
 CLIENTS_PYTHON = ROOT / ".venv" / "clients" / "openai-3" / "bin" / "python"
 """An environment with the package of OpenAI."""
 PAGE_LIMIT_S = 1800.0
@@ -116,6 +116,8 @@ def run_page(page: Path, folder: Path) -> str:
     _tool(tools / "curl", shutil.which("curl") or "curl", "--fail-with-body", "--max-time", str(LIMIT_S))
     _tool(tools / "python", sys.executable)
     (folder / "my-model").symlink_to(resolve("tiny").folder)
+    for name in ("deploy", "examples"):
+        (folder / name).symlink_to(ROOT / name)
     script = folder / ".venv" / "page.sh"
     script.write_text(_with_ports(_script(page, folder, ports), ports))
     path = f"{tools}:{os.environ['PATH']}"

@@ -39,7 +39,7 @@ from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.messages import TokenLogprobs
-from support.engine_invariants import check_pins, check_requests, check_slot_use
+from support.engine_invariants import check_pins, check_requests, check_slot_use, check_tables
 from support.fake_copier import STATE_PARTS, FakeCopier
 from support.fake_device import (
     ACTIVATED,
@@ -174,6 +174,7 @@ class Engine:
         state_block_tokens: int = 1,
         n_slots: int = 0,
         has_disk: bool = False,
+        n_more_stores: int = 0,
         write_policy: WritePolicy = "through",
         load_policy: LoadPolicy = "always",
         eviction_policy: EvictionPolicyName = "lru",
@@ -227,11 +228,12 @@ class Engine:
             self.cache.tree.marks.add(digest, [INVOCATION])
         self.host.tree.marks = self.cache.tree.marks
         self.store = FakeStore(self.copier)
+        self.stores = [self.store, *(FakeStore(self.copier) for _ in range(n_more_stores))]
         cost = LoadCost()
         buffers = None if n_states is None or mixed_window is not None else self.copier.state_buffers
         disk = None
         if has_disk:
-            disk = StorageTier(self.host, self.store, ROOT_KEY, self.copier.buffer, cost, buffers)
+            disk = StorageTier(self.host, self.stores, ROOT_KEY, self.copier.buffer, cost, buffers)
         self.host_tier = HostTier(
             self.cache,
             self.host,
@@ -412,6 +414,8 @@ class Engine:
                     self.collect()
                 self.take(self.scheduler.fail())
         self.check_invariants()
+        live = {request.id for name, request in self.requests.items() if name not in self.ended}
+        check_tables(self.scheduler, [choices for name, choices in self.siblings.items() if name in live])
         return plan
 
     def sample_step(self) -> bool:
@@ -468,7 +472,8 @@ class Engine:
     def finish_copies(self) -> None:
         """Finishes all copies and transfers between tiers."""
         self.copier.finish_all()
-        self.store.finish_all()
+        for store in self.stores:
+            store.finish_all()
 
     def store_all(self) -> None:
         """Stores and writes everything that was offered to the tiers below the device."""
@@ -577,10 +582,13 @@ class Engine:
         kv, slots = self.device.kv, self.copier.slots
         root, marks = namespace_key(ROOT_KEY, namespace), self.cache.tree.marks
         keys = chain_keys(root, tokens, self.page_size * TOKEN_BYTES, marks)
-        return {
+        in_stores = {
+            f"store {number}": [list(store.pages[key].values) for key in keys[: store.run(keys)]]
+            for number, store in enumerate(self.stores)
+        }
+        return in_stores | {
             "device": [[kv.get((page, at)) for at in offsets] for page in _pages(self.cache, namespace, tokens)],
             "host": [list(slots[slot]) for slot in _pages(self.host, namespace, tokens)],
-            "disk": [list(self.store.pages[key].values) for key in keys[: self.store.run(keys)]],
         }
 
     def check_invariants(self) -> None:

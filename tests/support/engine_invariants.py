@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.reporting.block_tables import make_tables
 from radixkv.runtime.reporting.slot_use import count_slot_use, tables_of
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.tenants.shares import TenantShares
+from radixkv.wire.table_messages import ChoiceTable, GetTables
 from support.fake_device import unpack
 
 
@@ -49,6 +52,71 @@ def check_slot_use(running: RunningRequests, page_size: int) -> None:
     assert use.n_duplicate <= n_duplicate
     if not any(blocks.lease and blocks.lease.detached for _, blocks in tables):
         assert use.n_duplicate == n_duplicate
+
+
+def check_tables(scheduler: Scheduler, requests: Collection[Sequence[Request]]) -> None:
+    """Checks what is told of block tables against counts of the pages in all of them.
+
+    Args:
+        scheduler: has the tables.
+        requests: the choices of each request that has not ended.
+    """
+    cache, running, tiers = scheduler.cache, scheduler.running, scheduler.tiers
+    of_request = {request: request.blocks for request in (*running, *running.releasing)}
+    for request in tiers.requests():
+        if (blocks := tiers.awaited(request).blocks) is not None:
+            of_request[request] = blocks
+    in_tables = Counter(page for blocks in of_request.values() for page in blocks.pages[blocks.n_freed :])
+    in_tree = {*cache.tree.reachable_pages(), *cache.tree.detached_pages()}
+    replaced = [one.page for blocks in of_request.values() for one in blocks.replaced]
+    tabled = make_tables(scheduler, GetTables("t", tuple(choices[0].id for choices in requests)), requests)
+    pool = tabled.pool
+    assert (pool.n_pages, pool.n_free) == (cache.n_pages, cache.n_free)
+    assert pool.n_leased == len(in_tables.keys() & in_tree)
+    assert pool.n_own == len({*in_tables, *replaced} - in_tree)
+    assert pool.n_cached == len(in_tree - in_tables.keys())
+    assert pool.n_copied >= 0
+    parts = pool.n_free + pool.n_leased + pool.n_own + pool.n_cached + pool.n_copied + pool.n_replaced
+    assert parts == pool.n_pages
+    if pool.n_copied:
+        assert tiers.block_tables(), "no copy is under way"
+    if not requests:
+        return
+    assert [one.id for one in tabled.requests] == [choices[0].id for choices in requests]
+    for told, choices in zip(tabled.requests, requests, strict=True):
+        for table, request in zip(told.choices, choices, strict=True):
+            _check_table(table, request, of_request.get(request), in_tables, in_tree, cache.page_size)
+
+
+def _check_table(
+    table: ChoiceTable,
+    request: Request,
+    blocks: BlockTable | None,
+    in_tables: Counter[int],
+    in_tree: Collection[int],
+    page_size: int,
+) -> None:
+    kinds = Counter(page.kind for page in table.pages)
+    assert (table.choice, table.phase) == (request.choice, request.phase.value)
+    assert kinds == +Counter(tree=table.n_in_tree, own=table.n_own, freed=table.n_freed, loading=table.n_loading)
+    if blocks is None:
+        assert (table.n_in_tree, table.n_own, table.n_freed) == (0, 0, 0)
+        assert all(page.page is None for page in table.pages)
+        return
+    assert [page.entry for page in table.pages] == list(range(len(blocks.pages)))
+    assert table.n_shared == sum(in_tables[page] > 1 for page in blocks.pages[blocks.n_freed :])
+    window = dict(enumerate(blocks.window.pages, blocks.window.first))
+    for page, physical in zip(table.pages, blocks.pages, strict=True):
+        assert page.window_page == window.get(page.entry)
+        if page.entry < blocks.n_freed:
+            assert (page.kind, page.page, page.n_refs, page.tier) == ("freed", None, 0, None)
+            continue
+        assert (page.page, page.n_refs) == (physical, in_tables[physical])
+        assert (page.kind == "tree") == (physical in in_tree)
+        assert (page.tier == "device") == (page.kind != "loading")
+    if request.phase is Phase.RUNNING:
+        n_filled = table.n_freed * page_size + sum(page.n_filled for page in table.pages)
+        assert n_filled == table.n_stored == max(request.n_scheduled, blocks.n_leased * page_size)
 
 
 def check_requests(scheduler: Scheduler, live: Sequence[Request], free_pages: Collection[int]) -> None:

@@ -253,7 +253,7 @@ of_recurrent_layers = st.builds(
 )
 
 
-STORAGES = ("", "disk", "shared store")
+STORAGES = ("", "disk", "shared store", "both")
 """What is behind the host tier, if there is one."""
 
 
@@ -329,9 +329,10 @@ class RecurrentEngineMachine(StatesEngineMachine):
             policy=policy,
             n_slots=n_slots,
             has_disk=n_slots > 0 and storage != "",
+            n_more_stores=storage == "both",
             tenants=tenants,
         )
-        self.actions.engine.store.is_shared = storage == "shared store"
+        self.actions.engine.stores[-1].is_shared = storage in ("shared store", "both")
         self.actions.engine.drafts.is_on = False
 
     def switch_drafts(self) -> None:
@@ -401,8 +402,9 @@ class MixedEngineMachine(StatesEngineMachine):
             tenants=tenants,
             n_slots=n_slots,
             has_disk=n_slots > 0 and storage != "",
+            n_more_stores=storage == "both",
         )
-        self.actions.engine.store.is_shared = storage == "shared store"
+        self.actions.engine.stores[-1].is_shared = storage in ("shared store", "both")
 
 
 SHARES = ((0.0, 1.0), (0.0, 0.4), (0.25, 0.5), (0.3, 1.0))
@@ -476,13 +478,20 @@ class DiskEngineMachine(TieredEngineMachine):
         page_size=st.sampled_from((1, 2, 4)),
         n_slots=st.sampled_from((12, 30, 60)),
         write_policy=st.sampled_from(("through", "through", "selective")),
-        is_shared=st.booleans(),
+        storage=st.sampled_from(STORAGES[1:]),
     )
     def start(  # type: ignore[override]
-        self, page_size: int, n_slots: int, write_policy: WritePolicy, is_shared: bool
+        self, page_size: int, n_slots: int, write_policy: WritePolicy, storage: str
     ) -> None:
-        self.actions = Actions(40, page_size, n_slots=n_slots, has_disk=True, write_policy=write_policy)
-        self.actions.engine.store.is_shared = is_shared
+        self.actions = Actions(
+            40,
+            page_size,
+            n_slots=n_slots,
+            has_disk=True,
+            n_more_stores=storage == "both",
+            write_policy=write_policy,
+        )
+        self.actions.engine.stores[-1].is_shared = storage in ("shared store", "both")
 
     @rule(n_transfers=st.integers(1, 4), which=small)
     def finish_transfers(self, n_transfers: int, which: int) -> None:

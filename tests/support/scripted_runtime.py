@@ -78,6 +78,7 @@ from radixkv.wire.stats import (
     TenantStats,
     WindowStats,
 )
+from radixkv.wire.table_messages import ChoiceTable, GetTables, PoolUse, RequestTables, Tabled, TablePage
 
 HOST = HostStats(
     n_slots=200,
@@ -229,6 +230,7 @@ class ScriptedLoop:
     explained: list[Explain] = field(default_factory=list)
     matched: list[Match] = field(default_factory=list)
     outlined: list[Outline] = field(default_factory=list)
+    tabled: list[GetTables] = field(default_factory=list)
     invalidated: list[Invalidate] = field(default_factory=list)
     pinned: list[Pin] = field(default_factory=list)
     refuses_pins: bool = False
@@ -239,6 +241,8 @@ class ScriptedLoop:
     """Counters of a host tier, from which every request has loaded one token; None: there is no host tier."""
     disk: DiskStats | None = None
     """Counters of a disk tier, from which that token came; None: there is no disk tier."""
+    shared_store: DiskStats | None = None
+    """Counters of a shared store; None: there is none."""
     joint: TierOutline | None = None
     """The tree of device and host tier together."""
     drafts: DraftStats | None = None
@@ -296,6 +300,7 @@ class ScriptedLoop:
         | Pin
         | BeginPause
         | EndPause
+        | GetTables
         | GetStats
         | Drain,
     ) -> list[FromRuntime]:
@@ -370,6 +375,8 @@ class ScriptedLoop:
             case EndPause():
                 self.ended_pauses.append(message.request_id)
                 return [PauseEnded(message.id)]
+            case GetTables():
+                return [self._tables(message)]
             case GetStats():
                 return [self._stats(message.id)]
         return []
@@ -475,6 +482,29 @@ class ScriptedLoop:
             drafts=self.draft_use,
         )
 
+    def _tables(self, message: GetTables) -> Tabled:
+        """Says that each request has two pages of the tree and one of its own."""
+        self.tabled.append(message)
+        pages = (
+            TablePage(0, 7, 16, "tree", 2, "device"),
+            TablePage(1, 3, 16, "tree", 1, "device"),
+            TablePage(2, 9, 5, "own", 1, "device"),
+        )
+        shown = pages[message.first :] if message.requests else ()
+        tables = tuple(
+            RequestTables(
+                one.submit.id,
+                one.submit.tenant,
+                tuple(
+                    ChoiceTable(index, "running", len(one.prompt), 37, 37, 2, 1, 1, batch_slot=index, pages=shown)
+                    for index in range(len(one.choices))
+                ),
+            )
+            for one in self.running.values()
+            if not message.requests or one.submit.id in message.requests
+        )
+        return Tabled(message.id, PoolUse(64, 32, 2, 1, 28, 0, 1), tables)
+
     def _stats(self, stats_id: str) -> Stats:
         return Stats(
             id=stats_id,
@@ -485,7 +515,12 @@ class ScriptedLoop:
             n_pages_evictable=16,
             n_pages_pinned=8,
             prefix_queries_total=100,
-            cache_use=CacheUse(40, n_loaded=30 if self.host else 0, n_fetched=20 if self.disk else 0),
+            cache_use=CacheUse(
+                40,
+                n_loaded=30 if self.host else 0,
+                n_fetched=20 if self.disk or self.shared_store else 0,
+                n_shared=20 if self.shared_store else 0,
+            ),
             prompt_tokens_total=100,
             generation_tokens_total=50,
             preemptions_total=1,
@@ -498,6 +533,7 @@ class ScriptedLoop:
             start_seconds={"imports": 1.5, "weights": 0.5},
             host=self.host,
             disk=self.disk,
+            shared_store=self.shared_store,
             drafts=self.drafts,
             states=self.states,
             pauses=self.pauses,

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -383,6 +384,51 @@ def test_the_doctor_lists_what_it_found(tab: Tab, server: LiveServer) -> None:
     tab.wait("document.querySelectorAll('#doctor li').length > 0")
     report = server.http.get("/cache/doctor").json()
     assert text(tab, "#doctor-summary") == report["text"]
+
+
+@contextmanager
+def running(live: LiveServer, request_id: str, **body: Any) -> Iterator[None]:
+    """Streams an answer that goes on."""
+    body = {"prompt": FACT * 4, "max_tokens": 4000, "ignore_eos": True, "stream": True, **body}
+    with live.http.stream("POST", "/v1/completions", json=body, headers={"X-Request-Id": request_id}) as reply:
+        for _ in reply.iter_lines():
+            yield
+            return
+
+
+def test_the_block_table_of_a_chosen_request_is_drawn(tab: Tab, server: LiveServer) -> None:
+    open_page(tab, server)
+    tab.wait(HAS_TREE)
+    tab.value("document.getElementById('tables').open = true")
+    tab.wait("document.getElementById('table-request').innerText.includes('choose one of 0')")
+    options = "[...document.querySelectorAll('#table-request option')]"
+    with running(server, "one"), running(server, "two", n=2):
+        tab.wait(f"{options}.filter(each => /^(one|two): running/.test(each.textContent)).length === 2")
+        tab.value(
+            f"const option = {options}.find(each => each.textContent.startsWith('two'));"
+            "document.getElementById('table-request').value = option.value;"
+            "document.getElementById('table-request').dispatchEvent(new Event('change'))"
+        )
+        tab.wait("document.querySelectorAll('#table table').length === 2")
+        columns = tab.value(
+            "[...document.querySelectorAll('#table table:first-child th')].map(each => each.textContent)"
+        )
+        assert columns[:6] == ["Logical page", "Physical page", "Filled", "References", "Tier", "Page"]
+        first_rows = (
+            "[...document.querySelectorAll('#table table')].map(table =>"
+            " [...table.tBodies[0].rows[0].cells].map(cell => cell.textContent))"
+        )
+        rows = tab.value(first_rows)
+        assert rows[0] == rows[1], "both choices begin with the prompt's first page"
+        assert rows[0][2:] == ["16 of 16", "3", "device", "shared"]
+        assert "Choice 1, running" in text(tab, "#table")
+        assert "two: running" in tab.value(
+            "document.getElementById('table-request').selectedOptions[0].textContent"
+        )
+    tab.wait("document.getElementById('table-note').textContent.includes('it has ended')")
+    assert tab.value("document.querySelectorAll('#table table').length") == 2, "the last table stays"
+    assert "has ended" in tab.value("document.getElementById('table-request').selectedOptions[0].textContent")
+    tab.problems.clear()  # the browser reports the 404
 
 
 def test_a_page_that_is_hidden_closes_its_stream(tab: Tab, server: LiveServer) -> None:

@@ -61,6 +61,7 @@ from radixkv.wire.messages import (
 )
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
+from radixkv.wire.table_messages import ChoiceTable, GetTables, PoolUse, RequestTables, Tabled, TablePage
 from support.cases import examples
 
 TO_RUNTIME: list[ToRuntime] = [
@@ -83,6 +84,7 @@ TO_RUNTIME: list[ToRuntime] = [
     GetStored(id="s", tokens=b"\1\0\0\0", cache_salt="s"),
     Match(id="m", prompts=(b"\1\0\0\0", b"\2\0\0\0"), cache_salt="s"),
     Pin(id="p", tokens=b"\1\0\0\0", ttl_s=300.0, cache_salt="s"),
+    GetTables(id="t", requests=("a", "b"), first=4),
     GetStats(id="g"),
     Drain(),
 ]
@@ -108,6 +110,22 @@ FROM_RUNTIME: list[FromRuntime] = [
     Matched("m", (TierMatch(40, 16, 16, 0), TierMatch(1, 0, 0, 0)), 3, 2, 10, 5),
     Stored("s", 32, 16, True),
     Pinned("p", 40, 32, 299.5),
+    Tabled(
+        "t",
+        PoolUse(64, 32, 2, 1, 28, 0, 1),
+        (
+            RequestTables(
+                "a",
+                "search",
+                (
+                    ChoiceTable(
+                        0, "running", 20, 21, 21, 1, 1, 0, pages=(TablePage(0, 7, 16, "tree", 2, "device"),)
+                    ),
+                ),
+            ),
+        ),
+        n_more=3,
+    ),
     Stats("g", *range(1, 8), CacheUse(5, 4, 3, 2, 1), *range(9, 14), 0.5, 0.25, 3, 2),
     Heartbeat(),
 ]

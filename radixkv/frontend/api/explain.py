@@ -107,6 +107,11 @@ def explanation(explained: Explained, tokenizer: Tokenizer | None, *, contents: 
         fields["is_demoted"] = True
     if explained.n_on_disk:
         fields["storage"] = {"tokens": explained.n_on_disk, "is_fetched": explained.is_fetched}
+        if explained.n_from_shared is not None:
+            fields["storage"] |= {
+                "fetched_tokens": explained.n_fetched,
+                "shared_store_tokens": min(explained.n_fetched, explained.n_from_shared),
+            }
     if explained.n_pinned:
         fields["pinned"] = {"tokens": explained.n_pinned, "seconds_left": explained.pin_seconds_left}
     return fields
@@ -129,6 +134,9 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
     if explained.n_on_disk:
         then = "fetches and loads" if explained.is_fetched else "computes"
         how_much += f"; the store behind the host tier has {explained.n_on_disk} more, which a request {then}"
+        if explained.n_from_shared is not None:
+            n_shared = min(explained.n_fetched, explained.n_from_shared)
+            how_much += f": {explained.n_fetched - n_shared} from disk and {n_shared} from the shared store"
     if explained.n_pinned:
         how_much += f"; the first {explained.n_pinned} are pinned for {explained.pin_seconds_left:.0f} s more"
     if explained.is_demoted:

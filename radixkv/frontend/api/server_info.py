@@ -119,7 +119,8 @@ def _counters(stats: Stats) -> dict[str, Any]:
     use = stats.cache_use
     del state["id"], state["type"], state["cache_use"]
     state |= {"prefix_hits_total": use.n_cached, "prefix_hits_copied_total": use.n_copied}
-    for tier, n_hits in (("host", use.n_loaded), ("disk", use.n_fetched)):
+    hits = {"host": use.n_loaded, "disk": use.n_fetched - use.n_shared, "shared_store": use.n_shared}
+    for tier, n_hits in hits.items():
         if state[tier] is not None:
             state[tier]["prefix_hits_total"] = n_hits
     return state

@@ -25,6 +25,7 @@ OPERATOR_PATHS = frozenset(
     {
         *ADAPTER_PATHS,
         "/cache/doctor",
+        "/cache/tables",
         "/cache/tree",
         "/cache/tree/events",
         "/flush_cache",

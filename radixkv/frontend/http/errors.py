@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError, SessionNotFound, UnsupportedFeature
+from radixkv.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    RequestError,
+    SessionNotFound,
+    UnsupportedFeature,
+    shortened,
+)
 
 
 class ModelNotFound(InvalidRequest):
@@ -53,6 +60,12 @@ class RouteNotFound(InvalidRequest):
     """No route has this path."""
 
     code: ClassVar[str] = "not_found"
+
+
+class RequestNotFound(InvalidRequest):
+    """No running request has this id: it has ended, or there was none."""
+
+    code: ClassVar[str] = "request_not_found"
 
 
 class MethodNotAllowed(InvalidRequest):
@@ -116,10 +129,19 @@ _UNAVAILABLE = frozenset(
 )
 
 
+def request_not_found(name: str) -> RequestNotFound:
+    """Returns the error for the id of a request that is not in flight."""
+    return RequestNotFound(
+        f"no running request has the id {shortened(name)}: it has ended, or there was none; give the id of its "
+        "reply or its X-Request-Id while it runs",
+        param="request",
+    )
+
+
 def status_of(error: RequestError) -> int:
     """Returns the HTTP status of an error."""
     match error:
-        case ModelNotFound() | RouteNotFound() | SessionNotFound():
+        case ModelNotFound() | RequestNotFound() | RouteNotFound() | SessionNotFound():
             return 404
         case MethodNotAllowed():
             return 405

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -80,8 +80,8 @@ class MetricAliases:
             yield self._sglang_hits(stats)
             if stats.host is not None:
                 yield from self._sglang_hierarchical_cache(stats, stats.host)
-            if stats.disk is not None:
-                yield from self._sglang_storage(stats.disk)
+            if stores := [one for one in (stats.disk, stats.shared_store) if one is not None]:
+                yield from self._sglang_storage(stores)
 
     def _vllm_hits(self, stats: Stats) -> Iterator[Metric]:
         n_loaded = stats.cache_use.n_loaded
@@ -104,7 +104,7 @@ class MetricAliases:
         if stats.host is None:
             return self._counter("cached_tokens", text, stats.cache_use.n_cached)
         hits = CounterMetricFamily("sglang:cached_tokens", text, labels=[*self._labels, "cache_source"])
-        for source, value in stats.cache_use.by_source(has_disk=stats.disk is not None).items():
+        for source, value in stats.cache_use.by_source(has_disk=stats.has_storage).items():
             hits.add_metric([*self._labels.values(), source], value)
         return hits
 
@@ -118,8 +118,9 @@ class MetricAliases:
         n_evicted = stats.pages_evicted_total * self.page_size
         yield self._counter("evicted_tokens", "Tokens evicted from the device.", n_evicted)
 
-    def _sglang_storage(self, disk: DiskStats) -> Iterator[Metric]:
-        n_fetched, n_written = (n * self.page_size for n in (disk.pages_fetched_total, disk.pages_written_total))
+    def _sglang_storage(self, stores: Sequence[DiskStats]) -> Iterator[Metric]:
+        n_fetched = sum(one.pages_fetched_total for one in stores) * self.page_size
+        n_written = sum(one.pages_written_total for one in stores) * self.page_size
         yield self._counter("prefetched_tokens", "Tokens fetched from disk.", n_fetched)
         yield self._counter("backuped_tokens", "Tokens written to disk.", n_written)
 

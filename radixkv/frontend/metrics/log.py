@@ -15,7 +15,7 @@ from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.frontend.miss_counts import MissCounts
 from radixkv.frontend.miss_report import worst_miss
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire.stats import Stats
+from radixkv.wire.stats import DiskStats, Stats
 
 MISS_INTERVAL_S = 60.0
 """Time between two lines about cache misses."""
@@ -133,7 +133,11 @@ def _host_tier(stats_delta: StatsDelta) -> str:
 
 
 def _disk_tier(stats_delta: StatsDelta) -> str:
-    before, after = stats_delta.before.disk, stats_delta.after.disk
+    before, after = stats_delta.before, stats_delta.after
+    return _store(before.disk, after.disk) + _store(before.shared_store, after.shared_store)
+
+
+def _store(before: DiskStats | None, after: DiskStats | None) -> str:
     if before is None or after is None:
         return ""
     n_fetched = after.pages_fetched_total - before.pages_fetched_total

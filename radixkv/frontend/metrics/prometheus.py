@@ -247,6 +247,11 @@ def _families(stats: Stats) -> Iterator[Metric]:
         yield from _host_families(stats.host, stats.cache_use)
     if stats.disk is not None:
         yield from _disk_families(stats.disk, stats.cache_use)
+    if stats.shared_store is not None and stats.shared_store.shared is not None:
+        is_alone = stats.disk is None
+        yield from _shared_store_families(
+            stats.shared_store, stats.shared_store.shared, stats.cache_use, is_alone=is_alone
+        )
     if stats.drafts is not None:
         yield from _draft_families(stats.drafts)
     if stats.states is not None:
@@ -413,17 +418,15 @@ def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
 
 
 def _disk_families(disk: DiskStats, cache_use: CacheUse) -> Iterator[Metric]:
-    """Yields the families of the cache folder, or of the shared store."""
-    if disk.shared is not None:
-        yield from _shared_store_families(disk, disk.shared, cache_use)
-        return
+    """Yields the families of the cache folder."""
+    n_hits = cache_use.n_fetched - cache_use.n_shared
     gauges: _Values = {
         "disk_pages": (disk.n_pages, "Pages in the cache folder, with those of other models."),
         "disk_bytes": (disk.n_bytes, "Bytes that these pages occupy."),
         "fetch_seconds_per_token": (disk.fetch_seconds_per_token, "Fetching a token from disk."),
     }
     counters: _Values = {
-        "disk_prefix_cache_hits": (cache_use.n_fetched, "Part of host_prefix_cache_hits: came from disk."),
+        "disk_prefix_cache_hits": (n_hits, "Part of host_prefix_cache_hits: came from disk."),
         "disk_pages_fetched": (disk.pages_fetched_total, "Pages copied from disk to the host tier."),
         "disk_pages_written": (disk.pages_written_total, "Pages written to disk."),
         "disk_pages_lost": (disk.pages_lost_total, "Pages on disk that were damaged or had vanished."),
@@ -433,17 +436,20 @@ def _disk_families(disk: DiskStats, cache_use: CacheUse) -> Iterator[Metric]:
     yield from _numbers(gauges, counters)
 
 
-def _shared_store_families(disk: DiskStats, shared: SharedStoreStats, cache_use: CacheUse) -> Iterator[Metric]:
+def _shared_store_families(
+    disk: DiskStats, shared: SharedStoreStats, cache_use: CacheUse, *, is_alone: bool
+) -> Iterator[Metric]:
+    rate = "fetch_seconds_per_token" if is_alone else "store_fetch_seconds_per_token"
     missed = "Pages that the shared store had, and that were damaged or had vanished."
     hits = "Part of host_prefix_cache_hits: came from the shared store."
     gauges: _Values = {
         "store_is_away": (shared.is_away, "1 while the shared store fails or is slow; prompts are computed then."),
         "store_pages": (disk.n_pages, "Pages that the shared store is known to have."),
         "store_bytes": (disk.n_bytes, "Bytes of these pages."),
-        "fetch_seconds_per_token": (disk.fetch_seconds_per_token, "Fetching a token from the store."),
+        rate: (disk.fetch_seconds_per_token, "Fetching a token from the store."),
     }
     counters: _Values = {
-        "store_prefix_cache_hits": (cache_use.n_fetched, hits),
+        "store_prefix_cache_hits": (cache_use.n_shared, hits),
         "store_pages_fetched": (disk.pages_fetched_total, "Pages copied from the shared store to the host tier."),
         "store_pages_written": (disk.pages_written_total, "Pages written to the shared store."),
         "store_pages_missed": (disk.pages_lost_total, missed),

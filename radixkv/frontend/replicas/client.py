@@ -12,10 +12,10 @@ import msgspec
 
 from radixkv.errors import RequestError, RuntimeDied, SessionNotFound
 from radixkv.frontend.arrival import Arrival
-from radixkv.frontend.http.errors import RuntimeRestarting
+from radixkv.frontend.http.errors import RuntimeRestarting, request_not_found
 from radixkv.frontend.in_flight import EndedRequest, InFlightRequest, RequestMetrics
 from radixkv.frontend.miss_counts import MissCounts, MissRecord
-from radixkv.frontend.replicas.joint_replies import best_match, joint_outline, sum_counts
+from radixkv.frontend.replicas.joint_replies import best_match, joint_outline, joint_tables, sum_counts
 from radixkv.frontend.replicas.joint_stats import JointStats
 from radixkv.frontend.replicas.placement import Placement
 from radixkv.frontend.request_group import RequestGroup
@@ -33,6 +33,7 @@ from radixkv.wire.cache_messages import (
 )
 from radixkv.wire.messages import Submit
 from radixkv.wire.stats import Stats
+from radixkv.wire.table_messages import Tabled
 
 ReplyT = TypeVar("ReplyT")
 
@@ -241,6 +242,18 @@ class ReplicasClient:
         """See ``EngineClient.outline``; the trees of all replicas that are up."""
         replies = await self._ask(lambda replica: replica.outline(contents=contents))
         return joint_outline(replies, len(self.runtimes))
+
+    async def tables(self, name: str = "", first: int = 0) -> Tabled:
+        """See ``EngineClient.tables``; of one request in the replicas that have its prompts, else of all that are
+        up."""
+        if not name:
+            return joint_tables(await self._ask(lambda replica: replica.tables()))
+        having = [index for index, replica in enumerate(self.runtimes) if replica.has_request(name)]
+        queries = (self.runtimes[index].tables(name, first) for index in having)
+        tabled, errors = _parted(await asyncio.gather(*queries, return_exceptions=True))
+        if not tabled:
+            raise next(iter(errors.values()), None) or request_not_found(name)
+        return joint_tables({having[index]: one for index, one in tabled.items()})
 
     async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str, adapter: str = "") -> Pinned:
         """Pins what is cached of ``tokens`` where its pin is, or else in the replica that has the most of it.

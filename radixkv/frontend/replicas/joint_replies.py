@@ -18,6 +18,7 @@ from radixkv.wire.cache_messages import (
     TreeNode,
 )
 from radixkv.wire.stats import MAX_SHOWN_KINDS, PauseKindStats, PauseStats
+from radixkv.wire.table_messages import Tabled
 
 ReplyT = TypeVar("ReplyT", Flushed, Invalidated, SessionClosed)
 
@@ -123,6 +124,24 @@ def joint_outline(replies: Mapping[int, Outlined], n_replicas: int) -> Outlined:
         _beside({index: reply.host for index, reply in replies.items()}, n_replicas),
         _beside({index: reply.joint for index, reply in replies.items()}, n_replicas),
     )
+
+
+def joint_tables(replies: Mapping[int, Tabled]) -> Tabled:
+    """Returns the block tables of several replicas, each of which says whose it is, and the sum of their pools.
+
+    O(requests).
+
+    Args:
+        replies: by the number of the replica, at least one.
+    """
+    requests = tuple(
+        msgspec.structs.replace(request, replica=index)
+        for index, reply in replies.items()
+        for request in reply.requests
+    )
+    first = next(iter(replies.values()))
+    pool, n_more = added([reply.pool for reply in replies.values()]), sum(one.n_more for one in replies.values())
+    return Tabled(first.id, pool, requests, n_more)
 
 
 def _beside(all_outlines: Mapping[int, TierOutline | None], n_replicas: int) -> TierOutline | None:

@@ -55,12 +55,11 @@ class JointStats:
             if one is not None:
                 of_each.append(one)
         joint: Stats = added(of_each)
-        if joint.disk is not None and joint.disk.shared is not None:  # all have the same store
-            disks = [one.disk for one in of_each if one.disk is not None]
-            n_pages, n_bytes = max(disk.n_pages for disk in disks), max(disk.n_bytes for disk in disks)
-            joint = msgspec.structs.replace(
-                joint, disk=msgspec.structs.replace(joint.disk, n_pages=n_pages, n_bytes=n_bytes)
-            )
+        if joint.shared_store is not None:  # all have the same one
+            stores = [one.shared_store for one in of_each if one.shared_store is not None]
+            n_pages, n_bytes = max(store.n_pages for store in stores), max(store.n_bytes for store in stores)
+            store = msgspec.structs.replace(joint.shared_store, n_pages=n_pages, n_bytes=n_bytes)
+            joint = msgspec.structs.replace(joint, shared_store=store)
         # The share of time in which a device is busy, as that of one device.
         busy_s = joint.device_busy_seconds / len(n_restarts)
         return msgspec.structs.replace(joint, replicas=replicas, device_busy_seconds=busy_s)

@@ -170,7 +170,7 @@ class ReplayCaches:
                     if time is None
                     else TimedStore(time.clock, n_disk_pages, time.page_bytes, fetch_s)
                 )
-                disk = StorageTier(host, store, bytes(KEY_BYTES), copier.buffer, cost)
+                disk = StorageTier(host, [store], bytes(KEY_BYTES), copier.buffer, cost)
             self.host_tier = HostTier(self.device, host, copier, disk, cost=cost)
             self.tiers.append(host)
 
@@ -217,6 +217,6 @@ def _load_cost(traffic: Traffic, costs: CostModel) -> LoadCost:
     cost, n_pages = LoadCost(), 1000
     n_symbols, n_tokens = n_pages * traffic.symbols_per_page, n_pages * traffic.page_size
     cost.add_load(n_symbols, n_tokens * costs.load_us_per_token / 1e6)
-    cost.add_fetch(n_symbols, n_tokens * costs.fetch_us_per_token / 1e6)
+    cost.fetch_rate(0).add(n_symbols, n_tokens * costs.fetch_us_per_token / 1e6)
     cost.add_step(n_symbols, n_symbols, n_tokens * costs.compute_us_per_token / 1e6)
     return cost

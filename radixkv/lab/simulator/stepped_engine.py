@@ -189,7 +189,7 @@ class SteppedEngine:
 
     def counts(self) -> EngineCounts:
         """Returns what has been counted since the start. O(1)."""
-        host, _ = self._scheduler.tiers.stats()
+        host, *_ = self._scheduler.tiers.stats()
         return EngineCounts(
             n_preemptions=self._scheduler.n_preemptions,
             n_recomputed_tokens=self._scheduler.n_recomputed_tokens,

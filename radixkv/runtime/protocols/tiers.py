@@ -31,7 +31,11 @@ class TierHits(NamedTuple):
     n_on_disk: int = 0
     """Tokens that the disk tier has beyond device and host tier, without the prompt's last one."""
     is_fetched: bool = False
-    """Whether a request would fetch them."""
+    """Whether a request would fetch them, or some of them."""
+    n_fetched: int = 0
+    """How many of them it would fetch, without the prompt's last one."""
+    n_from_shared: int | None = None
+    """How many tokens it would fetch from a shared store beside the disk; None without both or without a fetch."""
     n_beyond_device: int = 0
     """Tokens that the host tier has beyond the device, with the last one."""
     n_beyond_host: int = 0
@@ -43,8 +47,26 @@ class StoredPrefix(NamedTuple):
 
     n_in_host: int = 0
     n_on_disk: int = 0
+    """On disk, or in the shared store if there is no disk tier."""
     is_storing: bool = False
-    """Whether the next page of either tier is offered or on its way."""
+    """Whether the next page of one of the tiers is offered or on its way."""
+    n_in_shared: int | None = None
+    """In the shared store beside the disk tier; None without both."""
+
+
+class AwaitedPages(NamedTuple):
+    """The pages that a loading request waits for."""
+
+    tier: Tier
+    """The tier that they come from."""
+    first: int
+    """Entry of the request's block table that the first of them has."""
+    n_pages: int
+    """How many they are; 0 if they have come, or if the tier is only asked for them."""
+    slots: Sequence[int] = ()
+    """Their slots in the host tier, if they come from there."""
+    blocks: BlockTable | None = None
+    """The request's block table, which has the pages that are copied to; None if it has none yet."""
 
 
 class TierChanges(NamedTuple):
@@ -144,6 +166,10 @@ class Tiers:
         """Returns the block table of a loaded request."""
         raise KeyError(request.id)
 
+    def awaited(self, request: Request) -> AwaitedPages:
+        """Returns what a loading request waits for."""
+        raise KeyError(request.id)
+
     def take(self, request: Request) -> None:
         """Forgets a loaded request, which is admitted with its block table."""
 
@@ -218,9 +244,9 @@ class Tiers:
         """
         return None, None
 
-    def stats(self) -> tuple[HostStats | None, DiskStats | None]:
-        """Returns the counters and gauges of host tier and disk tier; None for a tier that there is not."""
-        return None, None
+    def stats(self) -> tuple[HostStats | None, DiskStats | None, DiskStats | None]:
+        """Returns the counters and gauges of host tier, disk tier and shared store; None for what there is not."""
+        return None, None, None
 
     def changes(self) -> list[TierChanges]:
         """Returns the sources of what each tier gets and loses from now on, the tier below the device first."""

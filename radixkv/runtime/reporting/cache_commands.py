@@ -139,7 +139,7 @@ class CacheCommands:
         n_tokens = len(message.tokens) // TOKEN_BYTES
         hits = self._tiers.find(namespace, key)
         if self._intake.sender(message) is not None:
-            hits = hits._replace(min_loaded_tokens=None)
+            hits = hits._replace(min_loaded_tokens=None, n_from_shared=None)
         cache = self._tiers.host if self._tiers.host is not None and hits.is_loaded else self._cache
         explanation = cache.tree.explain(namespace, key, contents=message.contents)
         n_pinned, pin_seconds_left, has_own_pin = self._find_pin(namespace, key)
@@ -170,6 +170,8 @@ class CacheCommands:
             min_loaded_tokens=hits.min_loaded_tokens,
             n_on_disk=hits.n_on_disk,
             is_fetched=hits.is_fetched,
+            n_fetched=hits.n_fetched,
+            n_from_shared=hits.n_from_shared,
         )
 
     def _match(self, message: Match) -> Matched:

@@ -59,7 +59,7 @@ def make_stats(
     """
     cache = scheduler.cache
     n_pinned, *n_pinned_below = count_pinned()
-    host, disk = scheduler.tiers.stats()
+    host, disk, shared_store = scheduler.tiers.stats()
     if host is not None:
         host = replace(host, n_slots_pinned=n_pinned_below[0])
     requests = count_requests(scheduler, gate, adapters)
@@ -91,6 +91,7 @@ def make_stats(
         start_seconds=dict(start_seconds),
         host=host,
         disk=disk,
+        shared_store=shared_store,
         drafts=scheduler.drafts.stats(),
         states=scheduler.states.stats(),
         windows=scheduler.states.window_stats(),

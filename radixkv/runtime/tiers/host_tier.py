@@ -38,7 +38,9 @@ class CachedPrefixes(NamedTuple):
     n_device: int
     n_host: int
     n_disk: int = 0
-    """In host tier and disk together; 0 if the disk was not looked at."""
+    """In host tier and disk together, as far as a fetch is of use; 0 if the disk was not looked at."""
+    fetch_s: float = 0.0
+    """Estimated time of the fetch of what the disk has beyond the others."""
 
     @property
     def n_beyond_device(self) -> int:
@@ -135,13 +137,45 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         return CachedPrefixes(n_device, n_host)
 
     def match_disk(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> CachedPrefixes:
-        """Returns what ``match`` has returned for the prompt, with ``n_disk``.
+        """Returns what ``match`` has returned for the prompt, with ``n_disk`` and ``fetch_s``.
 
+        Where several places have parts of the prompt, ``n_disk`` ends where it pays most to compute the rest.
         Changes nothing. O(1) without a disk tier or if it has no page, else O(tokens).
         """
+        return self.match_all(namespace, tokens, cached)[1]
+
+    def match_all(
+        self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes
+    ) -> tuple[CachedPrefixes, CachedPrefixes]:
+        """Returns the same with all that can be fetched, whether that pays or not, and what ``match_disk`` returns.
+
+        Changes nothing.
+        """
+        choices = self._fetchable(namespace, tokens, cached)
+        if self._loads_anyway(self._n_fetches_declined):
+            return choices[0], choices[0]
+        gain_s = self.cost.gain_s
+        best = max(choices, key=lambda one: gain_s(one.n_beyond_device + one.n_beyond_host, one.fetch_s))
+        return choices[0], best
+
+    def n_from_shared(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> int | None:
+        """Returns how many tokens of a fetch would come from a shared store beside the disk; None without both.
+
+        Changes nothing. O(tokens).
+        """
+        if self.disk is None or len(self.disk.stores) == 1:
+            return None
+        return self.disk.n_from_shared(namespace, tokens, max(cached.n_host, cached.n_device), cached.n_disk)
+
+    def _fetchable(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> list[CachedPrefixes]:
+        """Returns up to where pages behind the host tier can be fetched, the longest prefix first."""
         if self.disk is None:
-            return cached
-        return cached._replace(n_disk=self.disk.n_fetchable(namespace, tokens, cached.n_host))
+            return [cached]
+        n_memory = max(cached.n_host, cached.n_device)
+        fetchable = self.disk.fetchable(namespace, tokens, cached.n_host, n_memory)
+        if not fetchable:
+            return [cached._replace(n_disk=cached.n_host)]
+        return [cached._replace(n_disk=n_tokens, fetch_s=fetch_s) for n_tokens, fetch_s in reversed(fetchable)]
 
     def stored(self, namespace: Namespace, tokens: bytes) -> StoredPrefix:
         """Returns how much of a prompt host tier and disk tier have, each from its start.
@@ -152,8 +186,9 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         is_storing = self.is_storing(namespace, tokens, n_host)
         if self.disk is None:
             return StoredPrefix(n_host, is_storing=is_storing)
-        n_disk = self.disk.n_fetchable(namespace, tokens, 0)
-        return StoredPrefix(n_host, n_disk, is_storing or self.disk.is_storing(namespace, tokens, n_disk))
+        n_first, *n_others = n_stored = self.disk.n_stored(namespace, tokens)
+        is_storing = is_storing or self.disk.is_storing(namespace, tokens, min(n_stored))
+        return StoredPrefix(n_host, n_first, is_storing, *n_others)
 
     def should_load(self, cached: CachedPrefixes) -> bool:
         """Returns whether to load what other tiers have beyond the device, rather than compute it. O(1)."""
@@ -161,9 +196,11 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         if not n_host + n_disk or self.load_policy == "never":
             return False
         n_declined = self._n_fetches_declined if n_disk else self._n_declined
-        return (
-            self.load_policy == "always" or n_declined >= _MAX_DECLINED or self.cost.is_load_faster(n_host, n_disk)
-        )
+        return self._loads_anyway(n_declined) or self.cost.is_load_faster(n_host, n_disk, cached.fetch_s)
+
+    def _loads_anyway(self, n_declined: int) -> bool:
+        """Whether to load even if computing is faster, after ``n_declined`` prompts for which it was."""
+        return self.load_policy == "always" or n_declined >= _MAX_DECLINED
 
     def count_declined(self) -> None:
         """Counts a prompt that is computed because that is faster. O(1)."""
@@ -219,10 +256,10 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         best = cached._replace(n_disk=len(tokens) // page_bytes * self.device.page_size)
         if not best.n_beyond_host:
             return None
+        fetch_s = self.cost.look_up_s + self.disk.fetch_s(namespace, tokens, max(cached.n_host, cached.n_device))
         if not (
-            self.load_policy == "always"
-            or self._n_lookups_declined >= _MAX_DECLINED
-            or self.cost.is_load_faster(best.n_beyond_device, best.n_beyond_host, looks_up=True)
+            self._loads_anyway(self._n_lookups_declined)
+            or self.cost.is_load_faster(best.n_beyond_device, best.n_beyond_host, fetch_s)
         ):
             self._n_lookups_declined += not is_ahead
             return None
@@ -394,8 +431,8 @@ class HostTier(TierLink[BlockTable, HostLoad]):
 
     def descriptors(self) -> list[int]:
         """Descriptors, one of which is readable when a copy has finished."""
-        store = [] if self.disk is None else [self.disk.store.fileno()]
-        return [self.copier.fileno(), *store]
+        stores = [] if self.disk is None else self.disk.store.descriptors()
+        return [self.copier.fileno(), *stores]
 
     def wait(self, timeout_s: float) -> None:
         """Waits until a copy has finished, at most ``timeout_s``."""

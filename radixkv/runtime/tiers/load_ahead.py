@@ -29,6 +29,8 @@ class Brought:
     """Positions that were loaded to the device, as ranges (first, last + 1)."""
     fetched: list[tuple[int, int]] = field(default_factory=list)
     """Positions that were fetched from disk or a shared store."""
+    from_shared: list[tuple[int, int]] = field(default_factory=list)
+    """Those of them that came from a shared store."""
     is_looked_up: bool = False
     """Whether a store that servers share was asked for its pages."""
     may_fetch: bool = True
@@ -153,6 +155,7 @@ class LoadAhead:
                 brought.is_looked_up = True
             elif isinstance(copy, Fetch):
                 brought.fetched.append((copy.start, copy.start + copy.n_tokens))
+                brought.from_shared += copy.from_shared
                 brought.may_fetch = not copy.is_lost
             else:
                 brought.loaded.append((copy.start, copy.start + copy.n_tokens))
@@ -206,6 +209,7 @@ class LoadAhead:
             brought = self._brought[prompt] = Brought()
         if brought.fetched and cached.n_host < brought.fetched[-1][1]:
             brought.fetched.clear()
+            brought.from_shared.clear()
         n_held = self._n_pages(one.fetched for one in self._brought.values())
         if not brought.may_fetch or n_held >= self._host_tier.host.n_pages // _MAX_HELD_PART:
             return False

@@ -10,12 +10,13 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.protocols.queue import Queue
 from radixkv.runtime.protocols.returns import NeededPrompt
-from radixkv.runtime.protocols.tiers import StoredPrefix, TierChanges, TierHits, Tiers
+from radixkv.runtime.protocols.tiers import AwaitedPages, StoredPrefix, TierChanges, TierHits, Tiers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.tiers.host_tier import CachedPrefixes, HostLoad, HostTier
 from radixkv.runtime.tiers.load_ahead import LoadAhead
 from radixkv.runtime.tiers.storage_tier import Fetch, Lookup
+from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
@@ -166,6 +167,26 @@ class MemoryTiers(Tiers):
         """The block table of a loaded request, with its loaded pages. O(1)."""
         return self._loads[request].load.blocks
 
+    def awaited(self, request: Request) -> AwaitedPages:
+        """See ``Tiers.awaited``. Of a load that it joined, these are the pages of its own tokens. O(tokens)."""
+        page_size, loading = self._cache.page_size, self._loads.get(request)
+        if loading is not None:
+            load = loading.load
+            first = load.start // page_size
+            slots = () if load.is_done else load.place.pages[first : first + len(load.pages)]
+            return AwaitedPages("host", first, len(slots), slots, load.blocks)
+        copy = self._joined[request]
+        if isinstance(copy, Lookup):
+            return AwaitedPages("storage", 0, 0)
+        first, last = (
+            copy.start // page_size,
+            n_common_tokens(bytes(request.tokens), bytes(copy.tokens)) // page_size,
+        )
+        if isinstance(copy, Fetch):
+            return AwaitedPages("storage", first, max(0, last - first))
+        slots = copy.place.pages[first:last]
+        return AwaitedPages("host", first, len(slots), slots)
+
     def begin(self, request: Request, n_available: int) -> bool:
         """Starts to load what a waiting request needs from the host tier, or joins such a load.
 
@@ -234,6 +255,8 @@ class MemoryTiers(Tiers):
                         wait.n_fetchable_bytes = min((n_read + 1) * TOKEN_BYTES, len(copy.tokens) - TOKEN_BYTES)
                         wait.is_looked_up = False
                     request.cache_use.note("fetched", copy.start, copy.start + copy.n_tokens)
+                    for first, last in copy.from_shared:
+                        request.cache_use.note("shared", first, last)
                 self._note_end(request)
                 self.retract(request)
         for request, (load, _) in list(self._loads.items()):
@@ -344,18 +367,22 @@ class MemoryTiers(Tiers):
         """Returns what the tiers have of a prompt beyond the device. O(edges), with a disk tier O(tokens)."""
         host_tier = self._host_tier
         cached = host_tier.match(namespace, tokens)
-        with_disk = host_tier.match_disk(namespace, tokens, cached)
+        with_all, with_disk = host_tier.match_all(namespace, tokens, cached)
         n_used = len(tokens) // TOKEN_BYTES - 1  # a request computes at least one prompt token
         n_in_host = max(0, min(cached.n_host, n_used) - cached.n_device)
-        n_on_disk = max(0, min(with_disk.n_disk, n_used) - max(cached.n_host, cached.n_device))
+        n_memory = max(cached.n_host, cached.n_device)
+        n_on_disk, n_fetched = (max(0, min(one.n_disk, n_used) - n_memory) for one in (with_all, with_disk))
+        is_fetched = n_fetched > 0 and host_tier.should_load(with_disk)
         return TierHits(
             n_in_host,
             is_loaded=n_in_host > 0 and host_tier.should_load(cached),
             min_loaded_tokens=host_tier.cost.min_tokens if host_tier.load_policy == "auto" else None,
             n_on_disk=n_on_disk,
-            is_fetched=n_on_disk > 0 and host_tier.should_load(with_disk),
-            n_beyond_device=with_disk.n_beyond_device,
-            n_beyond_host=with_disk.n_beyond_host,
+            is_fetched=is_fetched,
+            n_fetched=n_fetched if is_fetched else 0,
+            n_from_shared=host_tier.n_from_shared(namespace, tokens, with_disk) if is_fetched else None,
+            n_beyond_device=cached.n_beyond_device,
+            n_beyond_host=with_all.n_beyond_host,
         )
 
     def stored(self, namespace: Namespace, tokens: bytes) -> StoredPrefix:
@@ -373,12 +400,11 @@ class MemoryTiers(Tiers):
         dropped = self._host_tier.invalidate(namespace, tokens, drops_disk=lowest == "storage")
         return dropped[0], dropped[1] if self.has_disk else None
 
-    def stats(self) -> tuple[HostStats | None, DiskStats | None]:
-        """Returns the counters and gauges of host tier and disk tier. O(1)."""
+    def stats(self) -> tuple[HostStats | None, DiskStats | None, DiskStats | None]:
+        """Returns the counters and gauges of host tier, disk tier and shared store. O(1)."""
         disk = self._host_tier.disk
-        return self._host_tier.stats(
-            len(self), self._ahead.n_loaded, self._ahead.n_used
-        ), None if disk is None else disk.stats()
+        of_stores = (None, None) if disk is None else disk.stats()
+        return self._host_tier.stats(len(self), self._ahead.n_loaded, self._ahead.n_used), *of_stores
 
     def changes(self) -> list[TierChanges]:
         """Begins to record the changes of host tier and disk tier; returns their sources. O(1)."""
@@ -428,6 +454,8 @@ class MemoryTiers(Tiers):
             return False
         for first, last in brought.fetched:
             request.cache_use.note("fetched", first, last)
+        for first, last in brought.from_shared:
+            request.cache_use.note("shared", first, last)
         found = [(first, min(last, n_found)) for first, last in brought.loaded if first < n_found]
         for first, last in found:
             request.cache_use.note("loaded", first, last)

@@ -87,7 +87,7 @@ def open_tiers(
     *,
     page_quotas: PageQuotas | None = None,
 ) -> HostTier:
-    """Opens the host tier, and the disk tier or shared store if there is to be one. Closes all on failure.
+    """Opens the host tier, with the disk tier and the shared store if there are to be any. Closes all on failure.
 
     Args:
         resolved: the settings.
@@ -132,14 +132,26 @@ def open_tiers(
         # A device with smaller steps takes so long for a token that little of them is fixed.
         min_tokens = min(MIN_MEASURED_TOKENS, settings.max_num_batched_tokens // 2)
         cost = LoadCost(n_more * settings.page_size, min_tokens)
-        disk = None
-        if shared is not None or resolved.config.cache.cache_dir is not None:
+        disk, stores = None, list[PageStore]()
+        page_token_bytes = settings.page_size * TOKEN_BYTES
+        if (cache_dir := resolved.config.cache.cache_dir) is not None:
+            stores.append(
+                FileStore(
+                    Path(cache_dir),
+                    page_bytes=copier.page_bytes,
+                    page_token_bytes=page_token_bytes,
+                    max_bytes=resolved.cache_dir_bytes,
+                )
+            )
+            on_failure.callback(stores[0].close, timeout_s=0.0)
+        if shared is not None:
+            stores.append(shared.open_store(page_bytes=copier.page_bytes, page_token_bytes=page_token_bytes))
+            on_failure.callback(stores[-1].close, timeout_s=0.0)
+        if stores:
             max_tokens = min(settings.max_num_batched_tokens, settings.max_model_len)
             _measure_compute(executor, settings.page_size, max_tokens, cost)
             root = root_key(_kv_identity(resolved, checkpoint, executor))
-            store = _open_store(resolved, copier.page_bytes, shared)
-            on_failure.callback(store.close, timeout_s=0.0)
-            disk = StorageTier(host, store, root, copier.buffer, cost, state_buffers)
+            disk = StorageTier(host, stores, root, copier.buffer, cost, state_buffers)
         host_tier = HostTier(
             cache,
             host,
@@ -164,19 +176,6 @@ def _check_windows(windows: WindowPages, copier: PageCopier, n_bytes: int, page_
             f"host_memory_bytes {n_bytes} are less than a window of {windows.window} tokens takes, {n_least}, "
             "without which no prompt goes on; set --host-memory higher, or leave it out"
         )
-
-
-def _open_store(resolved: ResolvedConfig, page_bytes: int, shared: SharedCache | None) -> PageStore:
-    page_token_bytes = resolved.device_settings.page_size * TOKEN_BYTES
-    if shared is not None:
-        return shared.open_store(page_bytes=page_bytes, page_token_bytes=page_token_bytes)
-    assert resolved.config.cache.cache_dir is not None
-    return FileStore(
-        Path(resolved.config.cache.cache_dir),
-        page_bytes=page_bytes,
-        page_token_bytes=page_token_bytes,
-        max_bytes=resolved.cache_dir_bytes,
-    )
 
 
 def _measure_compute(executor: Executor, page_size: int, max_tokens: int, cost: LoadCost) -> None:

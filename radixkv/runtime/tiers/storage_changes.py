@@ -1,30 +1,30 @@
-"""Log of the changes of the disk tier's pages, for events."""
+"""Log of the changes of the pages behind the host tier, for events."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
 
+from radixkv.runtime.tiers.stores.joined_store import JoinedStore
 from radixkv.runtime.tiers.stores.page_keys import KeyChain
-from radixkv.runtime.tiers.stores.page_store import PageStore
 from radixkv.tree.changes import Change, RemovedPages, StoredPages
 from radixkv.tree.digest import chained_xxh3_64, namespace_digest
 from radixkv.tree.node import Namespace
 
 
 class StorageChanges:
-    """Records which pages enter and leave the page store, as far as their tokens are known.
+    """Records which pages enter and leave the stores, as far as their tokens are known.
 
     Keys do not tell tokens. So pages that the store had at the start are unknown, until a prompt with their tokens
     is written or fetched. Memory: some 500 bytes a page, once it is on.
 
     Args:
-        store: the page store.
+        store: all stores; a page is gone once none of them has it.
         chain: makes the store's keys.
         page_bytes: bytes of one page's tokens.
     """
 
-    def __init__(self, store: PageStore, chain: KeyChain, page_bytes: int) -> None:
+    def __init__(self, store: JoinedStore, chain: KeyChain, page_bytes: int) -> None:
         self.is_on = False
         """Whether changes are recorded."""
         self._store = store

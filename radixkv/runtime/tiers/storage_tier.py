@@ -1,15 +1,19 @@
-"""The disk tier or a shared store: pages of the host tier that a page store keeps, until they are fetched back."""
+"""The disk tier, a shared store, or both: stores that keep pages of the host tier until they are fetched back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.tiers.copied_states import StatePlace, copied_states
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.storage_changes import StorageChanges
+from radixkv.runtime.tiers.stores.joined_store import JoinedStore, StorePlace
 from radixkv.runtime.tiers.stores.page_keys import KeyChain, StateKeys, namespace_key
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore
 from radixkv.runtime.tiers.tier_link import MAX_OFFERS_PER_TURN, Load, Offer, StateCopy, Store, TierLink
@@ -34,10 +38,21 @@ class StoredPages:
     """Whether they were not removed from the store."""
 
 
-class Fetch(Load[StoredPages]):
-    """A copy of a sequence's pages, and of the state after them, from the store to the host tier."""
+class Fetchable(NamedTuple):
+    """What can be fetched of a prompt."""
 
-    __slots__ = ()
+    n_tokens: int
+    """Length of the prompt's prefix in the host tier and the stores together."""
+    fetch_s: float
+    """Estimated time of the fetch."""
+
+
+@dataclass(slots=True, eq=False)
+class Fetch(Load[StoredPages]):
+    """A copy of a sequence's pages, and of the state after them, from the stores to the host tier."""
+
+    from_shared: Sequence[tuple[int, int]] = ()
+    """Positions that came from a store that servers share, as ranges (first, last + 1), once it is done."""
 
     @property
     def may_be_joined(self) -> bool:
@@ -56,19 +71,20 @@ class Lookup:
 
 @dataclass(slots=True, eq=False)
 class StorageTier(TierLink[StoredPages, Fetch]):
-    """Writes the pages that enter the host tier to a page store, and fetches them into free slots.
+    """Writes the pages that enter the host tier to page stores, and fetches them into free slots.
 
-    What other servers have written to a store that they share is looked up, once for each prompt.
+    With several stores, all of them get the pages, also those that were fetched from another one: see
+    ``JoinedStore``. What other servers have written to a store that they share is looked up, once for each prompt.
 
     The store knows pages by keys, which chain over everything that a page's KV depends on. So what it holds after a
     restart matches only the same model on the same kind of device.
 
     Args:
         host: the cache of the host slots.
-        store: keeps the pages.
+        stores: keep the pages, the one first that is likely to be fastest: see ``JoinedStore``.
         root: the key of this engine, from ``page_keys.root_key``.
         slot_buffer: returns the memory of a host slot.
-        cost: takes the measured time of fetches.
+        cost: takes the measured time of fetches and lookups.
         state_buffers: returns the memory of a host slot for a recurrent state, in parts of a page's size; None if
             the model has no recurrent layers.
 
@@ -77,7 +93,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     """
 
     host: PageCache
-    store: PageStore
+    stores: Sequence[PageStore]
     root: bytes
     slot_buffer: Callable[[int], memoryview]
     cost: LoadCost
@@ -85,16 +101,22 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     n_lookups: int = 0
     """Lookups that have finished."""
     look_up_seconds: float = 0.0
+    store: JoinedStore = field(init=False)
+    """All stores."""
     _lookups: dict[int, Lookup] = field(default_factory=dict)
-    _spared: dict[WaitingPrompt, tuple[list[bytes], int]] = field(default_factory=dict)
-    """The keys of each waiting prompt, and how many of the first ones the store had when it was last asked."""
+    _spared: dict[WaitingPrompt, tuple[list[bytes], list[int]]] = field(default_factory=dict)
+    """The keys of each waiting prompt, and how many of the first ones each store had when it was last asked."""
     changes: StorageChanges = field(init=False)
     """Records which pages enter and leave the store, once it is told to."""
     _chain: KeyChain = field(init=False)
     _states: StateKeys | None = field(default=None, init=False)
     """Keys of the sequences' states; None if the model has none."""
+    _n_state_pages: int = field(default=0, init=False)
+    """Most pages that are read with a state."""
 
     def __post_init__(self) -> None:
+        rates = [self.cost.fetch_rate(number) for number in range(len(self.stores))]
+        self.store = JoinedStore(self.stores, rates, self.host.page_size)
         page_token_bytes = self.host.page_size * TOKEN_BYTES
         self._chain = KeyChain(self.root, page_token_bytes, self.host.tree.marks)
         self.changes = StorageChanges(self.store, self._chain, page_token_bytes)
@@ -105,6 +127,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         if states is not None and self.host.tree.states is not None:
             interval = self.host.tree.states.block_tokens // self.host.page_size
             self._states = StateKeys(states.pages_per_part, interval, page_token_bytes, states.max_parts)
+            self._n_state_pages = states.max_parts * states.pages_per_part
 
     @property
     def is_busy(self) -> bool:
@@ -116,18 +139,67 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         """Whether a lookup or a fetch is in flight."""
         return bool(self._lookups or self._loads)
 
-    def n_fetchable(self, namespace: Namespace, tokens: bytes, n_host: int) -> int:
-        """Returns the length of the prompt's prefix in host tier and store together, in tokens. O(tokens).
+    def n_stored(self, namespace: Namespace, tokens: bytes) -> list[int]:
+        """Returns how much of a prompt each store has from its start, in tokens of whole pages. O(tokens)."""
+        keys = self._usable_keys(namespace, tokens)
+        return [self._n_known(keys, 0, store) * self.host.page_size for store in self.stores]
+
+    def fetchable(self, namespace: Namespace, tokens: bytes, n_host: int, n_memory: int) -> list[Fetchable]:
+        """Returns what can be fetched of a prompt: up to each change of the place that gives the pages, and all.
+
+        O(tokens); O(1) if there is no page in the stores.
 
         Args:
             namespace: the prompt's.
             tokens: the prompt.
             n_host: length of its prefix in the host tier, in tokens of whole pages.
+            n_memory: that of the longer one of the prefixes in the host tier and on the device. Time is estimated
+                for what is behind it.
+
+        Returns:
+            The shortest one first; without more than ``n_host`` tokens none.
         """
         if not self.store.n_pages:
-            return n_host
-        first = n_host // self.host.page_size
-        return self._n_known(self._usable_keys(namespace, tokens), first) * self.host.page_size
+            return []
+        page_size = self.host.page_size
+        first, n_in_memory = n_host // page_size, n_memory // page_size
+        keys = self._usable_keys(namespace, tokens)
+        last = self._n_known(keys, first)
+        estimates = self.store.seconds(keys[n_in_memory:last], self._n_state_pages)
+        found = {last: 0.0} if last > first else {}
+        for n_pages, fetch_s in estimates:
+            end = n_in_memory + n_pages
+            if self._states is not None:
+                end = self._states.deepest(keys, end, first, self._has_part)
+            if end > n_in_memory:
+                found[end] = fetch_s
+        return [Fetchable(end * page_size, found[end]) for end in sorted(found)]
+
+    def fetch_s(self, namespace: Namespace, tokens: bytes, n_memory: int) -> float:
+        """Returns the estimated time of a fetch of a prompt's pages if a shared store had those that no store is
+        known to have. O(tokens).
+
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            n_memory: see ``fetchable``.
+        """
+        keys = self._chain.keys(namespace, tokens)[n_memory // self.host.page_size :]
+        return self.store.seconds(keys, self._n_state_pages)[-1][1] if keys else 0.0
+
+    def n_from_shared(self, namespace: Namespace, tokens: bytes, n_memory: int, n_tokens: int) -> int:
+        """Returns how many tokens of a fetch would come from stores that servers share. O(tokens).
+
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            n_memory: tokens before those that are fetched.
+            n_tokens: the fetch ends behind so many.
+        """
+        page_size = self.host.page_size
+        keys = self._chain.keys(namespace, tokens)[n_memory // page_size : n_tokens // page_size]
+        places = self.store.places
+        return page_size * sum(places[one].store.health is not None for one in self.store.sources(keys))
 
     def look_up(self, namespace: Namespace, tokens: bytes, n_host: int) -> Lookup | None:
         """Asks a store that servers share for what it is not known to have of a prompt. O(tokens).
@@ -255,10 +327,14 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         self._offers.clear()
         self.store.clear()
 
-    def stats(self) -> DiskStats:
-        """Returns the counters and gauges of the disk tier or shared store. O(1)."""
-        shared = None
-        if (health := self.store.health) is not None:
+    def stats(self) -> tuple[DiskStats | None, DiskStats | None]:
+        """Returns the counters and gauges of the disk tier, and those of the shared store. O(1)."""
+        by_kind = {place.store.health is None: self._stats_of(place) for place in self.store.places}
+        return by_kind.get(True), by_kind.get(False)
+
+    def _stats_of(self, place: StorePlace) -> DiskStats:
+        shared, store = None, place.store
+        if (health := store.health) is not None:
             shared = SharedStoreStats(
                 is_away=health.is_away,
                 failures_total=health.n_failures,
@@ -266,14 +342,14 @@ class StorageTier(TierLink[StoredPages, Fetch]):
                 look_up_seconds=self.look_up_seconds,
             )
         return DiskStats(
-            n_pages=self.store.n_pages,
-            n_bytes=self.store.n_bytes,
-            pages_fetched_total=self.counters.n_pages_loaded,
-            pages_written_total=self.store.counts.n_written,
-            pages_lost_total=self.store.counts.n_lost,
-            fetch_seconds=self.counters.load_seconds,
-            write_seconds=self.counters.store_seconds,
-            fetch_seconds_per_token=self.cost.fetch_s_per_token,
+            n_pages=store.n_pages,
+            n_bytes=store.n_bytes,
+            pages_fetched_total=place.n_pages_read,
+            pages_written_total=store.counts.n_written,
+            pages_lost_total=store.counts.n_lost,
+            fetch_seconds=place.read_seconds,
+            write_seconds=place.write_seconds,
+            fetch_seconds_per_token=place.rate.s_per_token,
             shared=shared,
         )
 
@@ -285,7 +361,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         """See ``TierLink``: the store makes room for itself."""
         tokens = offer.tokens[: len(pages) * self.host.page_size * TOKEN_BYTES]
         keys = self._chain.keys(offer.namespace, tokens)
-        first = self.store.run(keys)
+        first = self.store.run_of_all(keys)
         return StoredPages(keys), first, len(pages) - first
 
     def _reserve(self, store: Store[StoredPages], states: Sequence[State]) -> None:
@@ -293,7 +369,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         assert self.upper_states is not None
         held = self.upper_states.hold(states[0])
         held.parts = {
-            entry: part for entry, part in held.parts.items() if not self._has_part(store.place.keys[entry])
+            entry: part for entry, part in held.parts.items() if not self._have_all(store.place.keys[entry])
         }
         if not held.parts and not store.pages:
             self.upper_states.let_go(held)
@@ -303,16 +379,33 @@ class StorageTier(TierLink[StoredPages, Fetch]):
 
     def _begin_store(self, store: Store[StoredPages]) -> int:
         parts = store.states[0].source.parts if store.states else {}
-        return self.store.store(*self._pages(store, parts))
+        return self.store.store(*self._pages(store, parts), max_behind=self._max_in_store // 2)
 
     def _take_store(self, store: Store[StoredPages], finished: FinishedTransfer) -> bool:
         self.changes.add_stored(store.offer.namespace, store.offer.tokens)
         return finished.n_pages == store.n_pages
 
     def _take_load(self, load: Fetch, finished: FinishedTransfer) -> None:
-        if finished.n_pages:
-            self.cost.add_fetch(finished.n_pages * self.host.page_size, finished.seconds)
+        load.from_shared = list(self._ranges_from_shared(load, self.store.take_sources(finished.ticket)))
         self.changes.add_stored(load.namespace, bytes(load.tokens))
+        read = bytes(load.tokens[: (load.start + load.n_tokens) * TOKEN_BYTES])
+        if load.n_tokens and self.store.are_uneven(self._chain.keys(load.namespace, read)):
+            self.offer(load.namespace, read)  # once the host tier has them
+
+    def _ranges_from_shared(self, load: Fetch, sources: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yields the ranges of a fetch's positions that came from stores that servers share.
+
+        Args:
+            load: the fetch.
+            sources: numbers of the places of its leading pages, with those of its state.
+        """
+        are_shared = [self.store.places[source].store.health is not None for source in sources]
+        start = load.start
+        for is_shared, run in groupby(are_shared[: load.n_tokens // self.host.page_size]):
+            end = start + len(list(run)) * self.host.page_size
+            if is_shared:
+                yield start, end
+            start = end
 
     def _close(self, blocks: BlockTable, place: StoredPages, namespace: Namespace, tokens: bytes) -> None:
         self.host.close(blocks)
@@ -377,21 +470,30 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             last = self._states.deepest(keys, last - 1, n_least, self._has_part)
         return 0, None
 
-    def _n_known(self, keys: Sequence[bytes], first: int) -> int:
-        """Returns how many leading pages can be had of those that host tier and store are known to have.
+    def _n_known(self, keys: Sequence[bytes], first: int, store: PageStore | None = None) -> int:
+        """Returns how many leading pages can be had of those that host tier and stores are known to have.
 
         Args:
             keys: of the pages of a prompt that can be of use.
             first: pages that the host tier has.
+            store: the only store that counts; None: all do.
         """
-        last = first + self.store.run(keys[first:])
-        return last if self._states is None else self._states.deepest(keys, last, first, self._has_part)
+        last = first + (store or self.store).run(keys[first:])
+        if self._states is None:
+            return last
+        return self._states.deepest(keys, last, first, partial(self._has_part, store=store))
 
-    def _has_part(self, key: bytes) -> bool:
-        """Returns whether the store has the part of a state after the page with a key. O(its pages)."""
+    def _has_part(self, key: bytes, store: PageStore | None = None) -> bool:
+        """Returns whether the stores have the part of a state after the page with a key. O(its pages)."""
+        states, run = self._states, (store or self.store).run
+        assert states is not None
+        return run((states.first(key),)) == 1 and run(states.all(key)) == states.n_pages
+
+    def _have_all(self, key: bytes) -> bool:
+        """Returns whether each store has the part of a state after the page with a key. O(its pages)."""
         states = self._states
         assert states is not None
-        return self.store.run((states.first(key),)) == 1 and self.store.run(states.all(key)) == states.n_pages
+        return self.store.run_of_all(states.all(key)) == states.n_pages
 
     def _remove_state(self, key: bytes) -> int:
         """Removes the part of a state after the page with a key; returns the number of its pages."""
@@ -410,7 +512,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         return True
 
     def _spare(self) -> None:
-        """Tells the store what waiting prompts will fetch, before it makes room for writes.
+        """Tells the stores what waiting prompts will fetch, before they make room for writes.
 
         O(waiting prompts + pages that the store got or lost), and O(tokens) for a bounded number of new prompts.
         """
@@ -421,12 +523,19 @@ class StorageTier(TierLink[StoredPages, Fetch]):
                 keys, n_stored = before[prompt]
             elif n_new < MAX_OFFERS_PER_TURN:
                 n_new += 1
-                keys, n_stored = self._chain.keys(*prompt), 0
+                keys, n_stored = self._chain.keys(*prompt), [0] * len(self.stores)
             else:
                 continue
-            if n_stored and not self.store.run(keys[n_stored - 1 : n_stored]):
-                n_stored = 0
-            if self.store.run(keys[n_stored : n_stored + 1]):
-                n_stored += self.store.run(keys[n_stored:])
+            n_stored = [_run_on(store, keys, n) for store, n in zip(self.stores, n_stored, strict=True)]
             self._spared[prompt] = keys, n_stored
-        self.store.spare([keys[n_stored - 1] for keys, n_stored in self._spared.values() if n_stored])
+        for number, store in enumerate(self.stores):
+            store.spare([keys[n[number] - 1] for keys, n in self._spared.values() if n[number]])
+
+
+def _run_on(store: PageStore, keys: Sequence[bytes], n_stored: int) -> int:
+    """Returns how many leading pages a store has that had ``n_stored`` of them before. O(change)."""
+    if n_stored and not store.run(keys[n_stored - 1 : n_stored]):
+        n_stored = 0
+    if store.run(keys[n_stored : n_stored + 1]):
+        n_stored += store.run(keys[n_stored:])
+    return n_stored

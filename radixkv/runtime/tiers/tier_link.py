@@ -240,11 +240,16 @@ class TierLink(ABC, Generic[P, L]):
 
     def _start_stores(self) -> None:
         """Starts stores of offers, oldest first, as long as few enough pages are in flight."""
-        max_pages = max(1, min(self._max_pages_in_store, self.upper.n_pages // self._upper_part))
+        max_pages = self._max_in_store
         for _ in range(min(MAX_OFFERS_PER_TURN, len(self._offers))):
             if self._n_pages_in_store >= max_pages:
                 break
             self._start_store(self._offers.popleft())
+
+    @property
+    def _max_in_store(self) -> int:
+        """No store begins while this many pages are being stored."""
+        return max(1, min(self._max_pages_in_store, self.upper.n_pages // self._upper_part))
 
     def _end_load(self, load: L, finished: FinishedTransfer) -> None:
         n_pages, is_found = finished.n_pages, load.place.can_commit

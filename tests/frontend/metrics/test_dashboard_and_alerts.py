@@ -44,8 +44,8 @@ def series(site: Site) -> Series:
     site.loop.states, site.loop.windows = STATES, WINDOWS
     site.loop.pauses, site.loop.adapters = PAUSES, ADAPTERS
     series: Series = defaultdict(list, {"up": [SCRAPED]})
-    for behind_the_host_tier in (SHARED_STORE, DISK):
-        site.loop.disk = behind_the_host_tier
+    for disk, shared_store in ((None, SHARED_STORE), (DISK, None), (DISK, SHARED_STORE)):
+        site.loop.disk, site.loop.shared_store = disk, shared_store
         for family in text_string_to_metric_families(site.http.get("/metrics").text):
             for sample in family.samples:
                 if (labels := sample.labels | SCRAPED) not in series[sample.name]:

@@ -133,9 +133,9 @@ def test_a_line_says_what_the_disk_tier_did() -> None:
     )
     (line,), _ = lines([counters(host=HOST, disk=DISK), counters(steps_total=10, host=HOST, disk=later)])
     assert "disk tier 1.5 GiB, 7 pages fetched and 9 written" in line
-    stats = [counters(host=HOST, disk=SHARED_STORE), counters(steps_total=10, host=HOST, disk=SHARED_STORE)]
+    stats = [counters(steps_total=n, host=HOST, disk=DISK, shared_store=SHARED_STORE) for n in (0, 10)]
     (line,), _ = lines(stats)
-    assert "shared store away, 0 pages fetched and 0 written" in line
+    assert "disk tier 0.0 GiB, 0 pages fetched and 0 written, shared store away, 0 pages fetched and 0" in line
     (line,), _ = lines([counters(host=HOST), counters(steps_total=10, host=HOST)])
     assert "disk tier" not in line
 

@@ -20,9 +20,12 @@ def scripted(**changes: Any) -> Stats:
 
 
 def samples(
-    metrics: Metrics, host: HostStats | None = None, disk: DiskStats | None = None
+    metrics: Metrics,
+    host: HostStats | None = None,
+    disk: DiskStats | None = None,
+    shared_store: DiskStats | None = None,
 ) -> dict[tuple[str, str], float]:
-    (stats,) = ScriptedLoop(host=host, disk=disk).receive(GetStats(id="g"))
+    (stats,) = ScriptedLoop(host=host, disk=disk, shared_store=shared_store).receive(GetStats(id="g"))
     assert isinstance(stats, Stats)
     families = list(text_string_to_metric_families(metrics.render(stats).decode()))
     return {(s.name, s.labels.get("le", "")): s.value for family in families for s in family.samples}
@@ -173,6 +176,13 @@ ADDED_BY_A_SHARED_STORE = {
     "store_lookup_seconds_total": 0.125,
     "store_failures_total": 3,
 }
+ADDED_BY_BOTH = {
+    **ADDED_BY_A_DISK_TIER,
+    **ADDED_BY_A_SHARED_STORE,
+    "store_fetch_seconds_per_token": 0.002,
+    "disk_prefix_cache_hits_total": 0,
+}
+"""All that was fetched came from the shared store."""
 
 
 @pytest.mark.parametrize(
@@ -180,9 +190,10 @@ ADDED_BY_A_SHARED_STORE = {
     [
         ((HOST,), (), ADDED_BY_A_HOST_TIER),
         ((HOST, DISK), (HOST,), ADDED_BY_A_DISK_TIER),
-        ((HOST, SHARED_STORE), (HOST,), ADDED_BY_A_SHARED_STORE),
+        ((HOST, None, SHARED_STORE), (HOST,), ADDED_BY_A_SHARED_STORE),
+        ((HOST, DISK, SHARED_STORE), (HOST,), ADDED_BY_BOTH),
     ],
-    ids=["host", "disk", "shared store"],
+    ids=["host", "disk", "shared store", "both"],
 )
 def test_a_tier_adds_its_own(tiers: Any, without: Any, expected: dict[str, float]) -> None:
     values = samples(Metrics(), *tiers)

@@ -148,11 +148,15 @@ def test_devices_are_busy_for_the_mean_of_their_times() -> None:
 
 def test_a_store_that_all_share_is_counted_once() -> None:
     shared = SharedStoreStats(is_away=True, failures_total=1, lookups_total=2, look_up_seconds=0.5)
-    one = Stats("a", disk=DiskStats(5, 500, 1, 2, 3, 0.1, 0.2, None, shared))
-    disk = JointStats(2).add({0: one, 1: one}, [0, 0]).disk
+    one = Stats("a", shared_store=DiskStats(5, 500, 1, 2, 3, 0.1, 0.2, None, shared))
+    one = msgspec.structs.replace(one, disk=DiskStats(5, 500, 1, 2, 3, 0.1, 0.2, None))
+    joint = JointStats(2).add({0: one, 1: one}, [0, 0])
+    disk, store = joint.disk, joint.shared_store
     assert disk is not None
-    assert (disk.n_pages, disk.n_bytes, disk.pages_written_total) == (5, 500, 4)
-    assert disk.shared == SharedStoreStats(is_away=True, failures_total=2, lookups_total=4, look_up_seconds=1.0)
+    assert (disk.n_pages, disk.n_bytes) == (10, 1000), "each replica has its own folder"
+    assert store is not None
+    assert (store.n_pages, store.n_bytes, store.pages_written_total) == (5, 500, 4)
+    assert store.shared == SharedStoreStats(is_away=True, failures_total=2, lookups_total=4, look_up_seconds=1.0)
 
 
 GAUGES = set(
@@ -162,7 +166,7 @@ GAUGES = set(
     "n_window_pages n_window_pages_evictable".split()
 )
 """Fields whose values at one time are added."""
-COUNTERS = {"n_added", "n_cached", "n_copied", "n_fetched", "n_loaded"}
+COUNTERS = {"n_added", "n_cached", "n_copied", "n_fetched", "n_loaded", "n_shared"}
 """Counters without the ending of one, which only ``CacheUse`` and ``SourceStats`` may have."""
 NOT_ADDED = set(
     "compute_seconds_per_token fetch_seconds_per_token is_away load_seconds_per_token median_s p90_s "

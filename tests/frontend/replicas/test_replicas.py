@@ -18,7 +18,7 @@ import pytest
 from radixkv.errors import Draining, QueueFull, RadixKVError, RuntimeDied, SessionNotFound
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.engine_client import EngineClient
-from radixkv.frontend.http.errors import RuntimeRestarting
+from radixkv.frontend.http.errors import RequestNotFound, RuntimeRestarting
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.miss_counts import MissRecord
 from radixkv.frontend.replicas.client import SILENT_S, ReplicasClient
@@ -413,6 +413,39 @@ def test_the_tree_tells_the_replicas_apart(served_model: ServedModel) -> None:
             runs = [node for node in nodes if node["parent"] >= 0]
             assert [nodes[run["parent"]]["replica"] for run in runs] == [0, 1]
             assert not any("replica" in run for run in runs)
+
+    run(test)
+
+
+def test_block_tables_are_asked_of_the_replicas_that_have_the_request(served_model: ServedModel) -> None:
+    async def test() -> None:
+        async with replicas() as state, browser(state.client, served_model) as http:
+            prompts = [Submit(f"p{n}", pack_tokens([n, 2]), SamplingParams(max_tokens=ENDLESS)) for n in range(6)]
+            arrived = Arrival(time.monotonic(), request_id="mine")
+            async with state.client.submit(prompts, arrived=arrived):
+                listed = (await http.get("/cache/tables")).json()
+                assert sorted(one["id"] for one in listed["requests"]) == [prompt.id for prompt in prompts]
+                assert {one["replica"] for one in listed["requests"]} == {0, 1}
+                assert listed["pool"]["pages"] == 2 * 64
+                for one in listed["requests"]:
+                    found = (await http.get("/cache/tables", params={"request": one["id"]})).json()
+                    assert [(each["id"], each["replica"]) for each in found["requests"]] == [
+                        (one["id"], one["replica"])
+                    ]
+                    assert found["pool"]["pages"] == 64
+                assert len((await http.get("/cache/tables?request=mine")).json()["requests"]) == 6
+                state.may_start.clear()
+                state.kill(0)
+                await state.until(0, is_up=False)
+                for one in listed["requests"]:
+                    if one["replica"]:
+                        assert (await state.client.tables(one["id"])).requests
+                    else:
+                        with pytest.raises(RequestNotFound):  # it has failed with its replica
+                            await state.client.tables(one["id"])
+            with pytest.raises(RequestNotFound):
+                await state.client.tables("mine")
+            state.may_start.set()
 
     run(test)
 

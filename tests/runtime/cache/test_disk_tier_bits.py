@@ -105,7 +105,7 @@ def test_pages_are_fetched_and_loaded_while_their_requests_wait(restarts: Restar
         server.serve_all(PROMPTS, N_TOKENS)
         restarts.cold.check(server, restarts.logits, PROMPTS)
         assert [server.outputs[seed].n_loaded for seed in PROMPTS] == WHOLE
-        host, _ = server.scheduler.tiers.stats()
+        host, *_ = server.scheduler.tiers.stats()
         assert host is not None
         assert host.pages_loaded_ahead_used_by_waiting_total > 0
 
@@ -250,9 +250,11 @@ def test_a_flush_empties_the_folder(restarts: Restarts) -> None:
         assert server.outputs[40].n_loaded == 0
         assert server.outputs[40].tokens == restarts.cold.outputs[40].tokens
         server.loop.receive(cache_messages.Flush("f"))
-        assert select.select([server.disk.store], [], [], TIMEOUT_S)[0], "the flush does not finish"
+        assert select.select(server.disk.store.descriptors(), [], [], TIMEOUT_S)[0], "the flush does not finish"
         server.loop.advance()
-        assert not select.select([server.disk.store], [], [], 0)[0], "an idle server would turn without end"
+        assert not select.select(server.disk.store.descriptors(), [], [], 0)[0], (
+            "an idle server would turn without end"
+        )
     assert page_files(restarts.folder) == []
 
 

@@ -73,7 +73,7 @@ def test_pages_that_were_loaded_while_their_requests_waited(
     evict_all(server.cache)
     server.serve_all(PROMPTS, N_TOKENS)
     cold.check(server, logits, PROMPTS)
-    host, _ = server.scheduler.tiers.stats()
+    host, *_ = server.scheduler.tiers.stats()
     assert host is not None
     assert host.pages_loaded_ahead_used_by_waiting_total > 0
     assert (

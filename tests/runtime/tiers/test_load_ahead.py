@@ -63,7 +63,7 @@ def on_device(engine: Engine, n_prompts: int = 4) -> list[int]:
 
 def ahead(engine: Engine) -> tuple[int, int]:
     """Returns the pages loaded ahead, and those of them that were of use."""
-    host, _ = engine.scheduler.tiers.stats()
+    host, *_ = engine.scheduler.tiers.stats()
     assert host is not None
     return host.pages_loaded_ahead_total, host.pages_loaded_ahead_used_by_waiting_total
 

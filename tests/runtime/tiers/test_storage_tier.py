@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.tiers.fetch_rate import FetchRate
 from radixkv.runtime.tiers.host_tier import CachedPrefixes
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.stores.page_keys import StateKeys
@@ -191,7 +192,7 @@ def test_a_fetch_is_tried_again_after_many_that_were_declined() -> None:
     host_tier, tokens = engine.host_tier, token_bytes(prompt(40))
     host_tier.load_policy = "auto"
     host_tier.cost.add_step(1000, 1000, 10.0)
-    host_tier.cost.add_fetch(1, 100.0)  # the first read of a sleeping disk
+    host_tier.cost.fetch_rate(0).add(1, 100.0)  # the first read of a sleeping disk
     fetches = [host_tier.find_fetch(Namespace(), tokens, CachedPrefixes(0, 0)) for _ in range(40)]
     assert fetches[0] is None
     assert fetches[-1] is not None
@@ -205,10 +206,10 @@ def engine_with_half_in_the_host_tier(fetch_s_per_token: float) -> Engine:
     engine.serve(prompt(20), max_tokens=1)
     host_tier, disk = engine.host_tier, engine.host_tier.disk
     host_tier.load_policy, host_tier.cost = "auto", LoadCost()
-    disk.cost = LoadCost()  # takes what the fake store measures
+    disk.store.places[0].rate = FetchRate()
     host_tier.cost.add_step(1000, 1000, 100.0)
     host_tier.cost.add_load(1000, 1.0)
-    host_tier.cost.add_fetch(1, fetch_s_per_token)
+    disk.store.places[0].rate.add(1, fetch_s_per_token)
     evict_all(engine.cache)
     engine.check_invariants()
     return engine

@@ -62,7 +62,7 @@ def test_what_was_stored_is_written_to_disk_with_its_state(kind: dict[str, int])
     tokens = token_bytes(chat(20))
     disk = engine.host_tier.disk
     assert disk is not None
-    assert disk.n_fetchable(Namespace(), tokens, 0) == len(SYSTEM)
+    assert disk.n_stored(Namespace(), tokens) == [len(SYSTEM)]
 
 
 def test_loaded_requests_whose_tails_have_the_slabs_that_were_promised_to_one_before_them() -> None:

@@ -520,6 +520,9 @@ at("key-form").addEventListener("submit", (event) => {
 });
 document.addEventListener("visibilitychange", () => (document.hidden ? (stop(), setState("paused")) : follow()));
 new ResizeObserver(() => latest && (showTree(), showCharts())).observe(at("icicle"));
+at("tables").addEventListener("toggle", showTables);
+at("table-request").addEventListener("change", showTables);
 setInterval(showDoctor, DOCTOR_MS);
+setInterval(showTables, TABLES_MS);
 setInterval(noticeSilence, 1000);
 follow();

@@ -50,7 +50,9 @@ class _Page:
     def __init__(self) -> None:
         folder = files(__package__)
         style = folder.joinpath("page.css").read_text("utf-8")
-        script = "\n".join(folder.joinpath(name).read_text("utf-8") for name in ("explain.js", "page.js"))
+        script = "\n".join(
+            folder.joinpath(name).read_text("utf-8") for name in ("explain.js", "tables.js", "page.js")
+        )
         document = folder.joinpath("page.html").read_text("utf-8")
         for place, content in (("<style></style>", style), ("<script></script>", script)):
             assert document.count(place) == 1, place

@@ -96,8 +96,9 @@ class CacheWatch:
                 "free": stats.host.n_slots_free,
                 "pinned": stats.host.n_slots_pinned,
             }
-        if stats.disk is not None:
-            tiers["storage"] = {"pages": stats.disk.n_pages, "bytes": stats.disk.n_bytes}
+        if stores := [one for one in (stats.disk, stats.shared_store) if one is not None]:
+            n_pages, n_bytes = sum(one.n_pages for one in stores), sum(one.n_bytes for one in stores)
+            tiers["storage"] = {"pages": n_pages, "bytes": n_bytes}
         totals = {
             "prefix_queries": stats.prefix_queries_total,
             "prefix_hits": stats.cache_use.n_cached,

@@ -1,0 +1,386 @@
+"""Several page stores used as one: pages are written to all of them, and read from the one that is fastest."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import NamedTuple
+
+from radixkv.runtime.tiers.fetch_rate import FetchRate
+from radixkv.runtime.tiers.stores.page_keys import StateKeys
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, PageStore, Removal, StoreHealth
+
+MAX_PASSED_OVER = 32
+"""After so many loads of pages that a place had and another one gave, that place gives them, to measure its rate
+anew."""
+
+
+@dataclass(slots=True, eq=False)
+class StorePlace:
+    """One of the stores, and what it has done since the start."""
+
+    number: int
+    store: PageStore
+    rate: FetchRate
+    n_pages_read: int = 0
+    read_seconds: float = 0.0
+    """Time of the reads themselves, as of ``write_seconds``."""
+    write_seconds: float = 0.0
+    n_pages_writing: int = 0
+    """Pages of the stores in flight."""
+    n_passed_over: int = 0
+    """Loads since its last one of pages that it had and another place gave."""
+    in_flight: dict[int, _Part] = field(default_factory=dict)
+    """By ticket of the store."""
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """What one call has started."""
+
+    ticket: int
+    n_parts: int = 0
+    """Parts that have not finished."""
+    n_pages: int = 0
+    """As in ``FinishedTransfer``."""
+    seconds: float = 0.0
+    """Time of the rounds before this one."""
+    round_seconds: float = 0.0
+    """Longest time of the parts of this round, which take place beside each other."""
+    load: _Load | None = None
+    is_sum: bool = False
+    """Whether each part has pages of its own."""
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """The pages of a load."""
+
+    keys: Sequence[bytes]
+    tokens: bytes
+    buffers: Sequence[memoryview]
+    sources: list[int | None]
+    """The number of the place that each page was read from."""
+    asked: set[tuple[int, int]] = field(default_factory=set)
+    """Place and page: no place is asked twice."""
+    is_looked_up: bool = False
+    """Whether stores that servers share were asked for what could not be read."""
+
+
+class _Part(NamedTuple):
+    """What one store does of a transfer."""
+
+    transfer: _Transfer
+    pages: Sequence[int]
+    """Indices of the pages, for a load or a store; none for a lookup."""
+
+
+class JoinedStore:
+    """What a ``PageStore`` does, with the pages of several.
+
+    A load takes each run of pages that the same places have from the one that is estimated to give it soonest, and
+    from the first of them before anything was measured. The places read beside each other. What one of them does
+    not give is asked of the others that have it, once each, and looked up where servers share a store.
+
+    Args:
+        stores: the stores, with pages of the same size, the one that is likely to be fastest first.
+        rates: take the measured time of each store's loads.
+        page_tokens: tokens of a page.
+    """
+
+    def __init__(self, stores: Sequence[PageStore], rates: Sequence[FetchRate], page_tokens: int) -> None:
+        self.page_bytes = stores[0].page_bytes
+        self.places = [StorePlace(number, *one) for number, one in enumerate(zip(stores, rates, strict=True))]
+        self._page_tokens = page_tokens
+        self._tickets = itertools.count()
+        self._sources: dict[int, tuple[int, ...]] = {}
+        """By ticket of a load that has finished, where its pages came from."""
+
+    @property
+    def n_pages(self) -> int:
+        """Pages in all stores; one that two have counts twice."""
+        return sum(place.store.n_pages for place in self.places)
+
+    @property
+    def counts(self) -> PageCounts:
+        """What has become of the pages of all stores."""
+        return PageCounts(*map(sum, zip(*(place.store.counts for place in self.places), strict=True)))
+
+    @property
+    def health(self) -> StoreHealth | None:
+        """How well the first store can be reached that several servers use; None if there is none."""
+        return next((health for place in self.places if (health := place.store.health) is not None), None)
+
+    def run(self, keys: Sequence[bytes]) -> int:
+        """Returns the number of leading keys that one store or another is known to have. O(that number)."""
+        n_pages = n_more = max(place.store.run(keys) for place in self.places)
+        while n_more > 0 and n_pages < len(keys) and len(self.places) > 1:
+            n_more = max(place.store.run(keys[n_pages:]) for place in self.places)
+            n_pages += n_more
+        return n_pages
+
+    def run_of_all(self, keys: Sequence[bytes]) -> int:
+        """Returns the number of leading keys that each store is known to have. O(that number)."""
+        return min(place.store.run(keys) for place in self.places)
+
+    def are_uneven(self, keys: Sequence[bytes]) -> bool:
+        """Returns whether a store lacks leading pages that another one has. O(pages)."""
+        runs = [place.store.run(keys) for place in self.places]
+        return min(runs) < max(runs)
+
+    def seconds(self, keys: Sequence[bytes], n_more: int = 0) -> list[tuple[int, float]]:
+        """Returns how long loads of leading pages are estimated to take: up to each change of place, and of all.
+
+        O(pages). Pages that no store is known to have count as those of the last one, in which they may be found.
+
+        Args:
+            keys: the pages' keys.
+            n_more: pages that are read beside them, wherever the last of them comes from.
+
+        Returns:
+            Numbers of leading pages, ascending, with the seconds of their load.
+        """
+        n_of = [0] * len(self.places)
+        estimates: list[tuple[int, float]] = []
+        for number, run in itertools.groupby(self.sources(keys)):
+            n_pages = len(list(run))
+            n_of[number] += n_pages
+            n_with = [n + n_more * (place == number) for place, n in enumerate(n_of)]
+            longest = max(
+                place.rate.seconds(n * self._page_tokens) for place, n in zip(self.places, n_with, strict=True)
+            )
+            estimates.append((n_pages + (estimates[-1][0] if estimates else 0), longest))
+        return estimates
+
+    def sources(self, keys: Sequence[bytes]) -> list[int]:
+        """Returns the number of the place from which a load would read each page. O(pages).
+
+        Pages that no store is known to have count as those of the last one, in which they may be found.
+        """
+        return self._choose(self._holders(keys), len(self.places) - 1)
+
+    def look_up(self, keys: Sequence[bytes], first: int = 0, states: StateKeys | None = None) -> int | None:
+        """See ``PageStore``. Asks the first store that servers share."""
+        for place in self.places:
+            if (ticket := place.store.look_up(keys, first, states)) is not None:
+                return self._start(_Transfer(next(self._tickets)), [(place, ticket, ())])
+        return None
+
+    def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        """See ``PageStore``."""
+        load = _Load(keys, tokens, buffers, [None] * len(keys))
+        transfer = _Transfer(next(self._tickets), load=load)
+        holders = self._holders(keys)
+        self._ask(transfer, range(len(keys)), self._choose(holders, is_load=True))
+        return transfer.ticket
+
+    def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview], *, max_behind: int) -> int:
+        """See ``PageStore``. Each store gets the pages that it lacks; they count once one has them.
+
+        Args:
+            keys: see ``PageStore.load``.
+            tokens: see there.
+            buffers: see there.
+            max_behind: a place that is still writing more pages gets none of these, unless all are: others would
+                have to wait for it.
+        """
+        in_time = [place for place in self.places if place.n_pages_writing <= max_behind] or self.places
+        for place in in_time:
+            place.n_pages_writing += len(keys)
+        parts = [(place, place.store.store(keys, tokens, buffers), range(len(keys))) for place in in_time]
+        return self._start(_Transfer(next(self._tickets)), parts)
+
+    def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
+        """See ``PageStore``. A page that two stores have counts twice."""
+        removals = [(place, place.store.remove(key, leading)) for place in self.places]
+        parts = [(place, removal.ticket, ()) for place, removal in removals]
+        ticket = self._start(_Transfer(next(self._tickets), is_sum=True), parts)
+        return Removal(ticket, sum(removal.n_pages for _, removal in removals))
+
+    def clear(self) -> int:
+        """See ``PageStore``."""
+        parts = [(place, place.store.clear(), ()) for place in self.places]
+        return self._start(_Transfer(next(self._tickets), is_sum=True), parts)
+
+    def take_removed(self) -> list[bytes]:
+        """See ``PageStore``. Another store may still have a page."""
+        return [key for place in self.places for key in place.store.take_removed()]
+
+    def take_finished(self) -> list[FinishedTransfer]:
+        """See ``PageStore``."""
+        return [
+            transfer
+            for place in self.places
+            for finished in place.store.take_finished()
+            if (transfer := self._end_part(place, place.in_flight.pop(finished.ticket), finished)) is not None
+        ]
+
+    def take_sources(self, ticket: int) -> tuple[int, ...]:
+        """Returns the number of the place that each leading page of a load came from, once it has finished."""
+        return self._sources.pop(ticket)
+
+    def descriptors(self) -> list[int]:
+        """Descriptors, one of which is readable while ``take_finished`` has something to return or to do."""
+        return [place.store.fileno() for place in self.places]
+
+    def close(self, timeout_s: float) -> None:
+        """See ``PageStore``. The stores go on beside each other until they are closed."""
+        end = monotonic() + timeout_s
+        for place in self.places:
+            place.store.close(max(0.0, end - monotonic()))
+
+    def _holders(self, keys: Sequence[bytes]) -> list[tuple[int, ...]]:
+        """Returns the numbers of the places that are known to have each page. O(pages)."""
+        if len(self.places) == 1 or self.run_of_all(keys) == len(keys):
+            return [tuple(range(len(self.places)))] * len(keys)
+        has = [list(_known(place.store, keys)) for place in self.places]
+        return [tuple(itertools.compress(range(len(self.places)), one)) for one in zip(*has, strict=True)]
+
+    def _choose(
+        self, holders: Sequence[tuple[int, ...]], default: int | None = None, *, is_load: bool = False
+    ) -> list[int]:
+        """Returns the number of the place that gives each page. O(pages).
+
+        Args:
+            holders: places that may give each page.
+            default: the place of pages without any; None: the place of the page before.
+            is_load: whether that is counted, and places that were long passed over come first.
+        """
+        n_of, chosen = [0] * len(self.places), list[int]()
+        passed_over: set[int] = set()
+        for numbers, run in itertools.groupby(holders):
+            n_pages = sum(1 for _ in run)
+            number = default
+            if number is None:
+                number = chosen[-1] if chosen else 0
+            if numbers:
+                number = self._cheapest(numbers, n_of, n_pages, is_load=is_load)
+            n_of[number] += n_pages
+            chosen += [number] * n_pages
+            passed_over.update(numbers)
+        if is_load:
+            for number in passed_over:
+                place = self.places[number]
+                place.n_passed_over = 0 if n_of[number] else place.n_passed_over + 1
+        return chosen
+
+    def _cheapest(self, numbers: Sequence[int], n_of: Sequence[int], n_pages: int, *, is_load: bool) -> int:
+        """Returns the number of the place that gives some more pages soonest.
+
+        The first one, unless another one is measured to be faster.
+
+        Args:
+            numbers: of the places that have the pages.
+            n_of: pages that each place gives before.
+            n_pages: how many pages there are.
+            is_load: whether a place comes first that was long passed over.
+        """
+        places = [self.places[number] for number in numbers]
+        if is_load and (waiting := [place for place in places if place.n_passed_over >= MAX_PASSED_OVER]):
+            return waiting[0].number
+        if not places[0].rate.is_known:
+            return places[0].number
+
+        def more_s(place: StorePlace) -> float:
+            n_before = n_of[place.number]
+            before_s, after_s = (place.rate.seconds(n * self._page_tokens) for n in (n_before, n_before + n_pages))
+            return after_s - before_s
+
+        return min((place for place in places if place.rate.is_known), key=more_s).number
+
+    def _start(self, transfer: _Transfer, parts: Sequence[tuple[StorePlace, int, Sequence[int]]]) -> int:
+        """Takes note of the parts of a transfer, which have begun; returns its ticket."""
+        transfer.n_parts = len(parts)
+        for place, ticket, pages in parts:
+            place.in_flight[ticket] = _Part(transfer, pages)
+        return transfer.ticket
+
+    def _ask(self, transfer: _Transfer, pages: Sequence[int], chosen: Sequence[int]) -> None:
+        """Begins a round of a load, with a part for each place that gives pages."""
+        load = transfer.load
+        assert load is not None
+        size = len(load.tokens) // max(1, len(load.keys))
+        load.asked.update(zip(chosen, pages, strict=True))
+        parts = []
+        for number in sorted(set(chosen)) or [0]:
+            place = self.places[number]
+            own = [page for page, one in zip(pages, chosen, strict=True) if one == number]
+            tokens = b"".join(load.tokens[page * size : (page + 1) * size] for page in own)
+            ticket = place.store.load(
+                [load.keys[page] for page in own], tokens, [load.buffers[page] for page in own]
+            )
+            parts.append((place, ticket, own))
+        self._start(transfer, parts)
+
+    def _end_part(self, place: StorePlace, part: _Part, finished: FinishedTransfer) -> FinishedTransfer | None:
+        """Takes note of the end of a part; returns the outcome if it was the last one."""
+        transfer, load = part.transfer, part.transfer.load
+        transfer.n_parts -= 1
+        transfer.round_seconds = max(transfer.round_seconds, finished.seconds)
+        if load is not None and part.pages:
+            place.n_pages_read += finished.n_pages
+            place.read_seconds += finished.seconds
+            if finished.n_pages:
+                place.rate.add(finished.n_pages * self._page_tokens, finished.seconds)
+            for page in part.pages[: finished.n_pages]:
+                load.sources[page] = place.number
+        elif load is None:
+            place.write_seconds += finished.seconds if part.pages else 0.0
+            place.n_pages_writing -= len(part.pages)
+            n_before = transfer.n_pages
+            transfer.n_pages = max(finished.n_pages, n_before + finished.n_pages * transfer.is_sum)
+        if transfer.n_parts:
+            return None
+        transfer.seconds += transfer.round_seconds
+        transfer.round_seconds = 0.0
+        if load is not None:
+            missing, holders = self._still_missing(load)
+            if missing:
+                self._ask(transfer, missing, self._choose(holders))
+                return None
+            if self._look_up_rest(transfer, load):
+                return None
+            read = list(itertools.takewhile(lambda source: source is not None, load.sources))
+            transfer.n_pages = len(read)
+            self._sources[transfer.ticket] = tuple(source for source in read if source is not None)
+        return FinishedTransfer(transfer.ticket, transfer.n_pages, transfer.seconds)
+
+    def _still_missing(self, load: _Load) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Returns the pages that were not read and that another place may give, up to the first without one."""
+        missing, holders = list[int](), list[tuple[int, ...]]()
+        for page, source in enumerate(load.sources):
+            if source is not None:
+                continue
+            others = tuple(
+                place.number
+                for place in self.places
+                if (place.number, page) not in load.asked and place.store.run((load.keys[page],))
+            )
+            if not others:
+                break
+            missing.append(page)
+            holders.append(others)
+        return missing, holders
+
+    def _look_up_rest(self, transfer: _Transfer, load: _Load) -> bool:
+        """Begins to look up what could not be read of a load, once; returns whether there is a place for that."""
+        first = next((page for page, source in enumerate(load.sources) if source is None), None)
+        if load.is_looked_up or first is None:
+            return False
+        load.is_looked_up = True
+        for place in self.places:
+            if (place.number, first) not in load.asked:
+                ticket = place.store.look_up(load.keys[first:])
+                if ticket is not None:
+                    self._start(transfer, [(place, ticket, ())])
+                    return True
+        return False
+
+
+def _known(store: PageStore, keys: Sequence[bytes]) -> Iterator[bool]:
+    """Yields whether a store is known to have each page."""
+    n_leading = store.run(keys)
+    yield from itertools.repeat(True, n_leading)
+    yield from (store.run((key,)) == 1 for key in keys[n_leading:])

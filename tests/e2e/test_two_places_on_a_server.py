@@ -1,0 +1,90 @@
+"""Servers with a folder of their own beside what they share: what they say about both places, and restarts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.failed_start import failed_start_error
+from support.live import LiveServer, serving, wait_for
+
+TIERS = ("--host-memory", "64MiB", "--load-policy", "always", "--max-total-tokens", "1024", "--max-num-seqs", "8")
+PROMPT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month? " * 3
+Start = Callable[..., AbstractContextManager[LiveServer]]
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["shm", "file"])
+def start(request: pytest.FixtureRequest, sensitive: Path, tmp_path: Path) -> Start:
+    """Starts servers with folders of their own, which share memory or a folder."""
+    (tmp_path / "memory").mkdir()
+    url = {"shm": f"shm://kv?size=32MiB&folder={tmp_path}/memory", "file": f"file://{tmp_path}/shared"}[
+        request.param
+    ]
+
+    def start_one(own: str, *flags: str) -> AbstractContextManager[LiveServer]:
+        (folder := tmp_path / f"server{next(_numbers)}").mkdir()
+        places = ("--cache-dir", str(tmp_path / own), "--cache-url", url)
+        return serving(sensitive, folder / "errors", *TIERS, *places, *flags)
+
+    return start_one
+
+
+def ask(server: LiveServer) -> tuple[list[int], dict[str, Any]]:
+    """Returns an answer's tokens, and where the prompt's cached tokens came from."""
+    reply: Any = server.complete(prompt=PROMPT, max_tokens=8, temperature=0, ignore_eos=True, return_token_ids=True)
+    return reply["choices"][0]["token_ids"], reply["usage"]["prompt_tokens_details"]["cached_tokens_details"]
+
+
+def hits(server: LiveServer) -> list[float]:
+    return list(server.metrics("disk_prefix_cache_hits_total", "store_prefix_cache_hits_total"))
+
+
+def test_a_prompt_is_on_disk_and_in_the_shared_store(start: Start) -> None:
+    with start("first") as first:
+        reply: Any = first.complete(prompt=PROMPT, max_tokens=0)
+        stored = reply["usage"]["prompt_tokens_details"]["stored_tokens"]
+        assert stored["host"] == stored["disk"] == stored["storage"] > 64
+        answer, _ = ask(first)
+    with start("second") as second:
+        again, details = ask(second)
+        assert again == answer
+        assert (details["device"], details["host"]) == (0, 0)
+        assert hits(second) == [0, details["storage"]]
+        assert second.metric("store_fetch_seconds_per_token") > 0
+        wait_for(
+            lambda: second.metric("disk_pages_written_total") >= details["storage"] // 16, "nothing is written"
+        )
+        (state,) = second.http.get("/server_info").json()["internal_states"]
+        assert state["shared_store"]["prefix_hits_total"] == details["storage"]
+        assert state["disk"]["n_pages"] > 0
+    with start("second") as second:
+        explained = second.http.post("/cache/explain", json={"prompt": PROMPT}).json()
+        n_tokens = explained["storage"]["tokens"]
+        assert explained["storage"] == {
+            "tokens": n_tokens,
+            "is_fetched": True,
+            "fetched_tokens": n_tokens,
+            "shared_store_tokens": 0,
+        }
+        assert f"{n_tokens} from disk and 0 from the shared store" in explained["text"]
+        again, details = ask(second)
+        assert again == answer
+        assert hits(second) == [details["storage"], 0]
+        reply = second.http.post("/cache/invalidate", json={"prompt": PROMPT})
+        assert reply.status_code == 200, reply.text
+        again, details = ask(second)
+        assert again == answer
+        assert details["storage"] <= 16
+
+
+def test_a_folder_that_is_too_small_is_refused_as_without_a_shared_store(sensitive: Path, tmp_path: Path) -> None:
+    (errors := tmp_path / "errors").mkdir()
+    places = ("--cache-dir", str(tmp_path / "own"), "--cache-url", f"file://{tmp_path}/shared")
+    error = failed_start_error(errors, str(sensitive), *TIERS, *places, "--cache-dir-size", "1KiB")
+    assert "the cache folder may take 1024 bytes" in error

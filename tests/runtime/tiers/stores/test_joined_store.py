@@ -1,0 +1,368 @@
+"""Several stores as one, against a naive model: the right bits, from a place that has them, and the cheapest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from radixkv.runtime.tiers.fetch_rate import FetchRate
+from radixkv.runtime.tiers.stores.joined_store import MAX_PASSED_OVER, JoinedStore
+from radixkv.runtime.tiers.stores.page_keys import StateKeys
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
+
+PAGE_TOKENS = 16
+PAGE_BYTES = 8
+TOKEN_BYTES = 4 * PAGE_TOKENS
+POISON = b"\xaa" * PAGE_BYTES
+
+
+def key_of(page: int) -> bytes:
+    return page.to_bytes(32, "big") + max(0, page - 1).to_bytes(32, "big")
+
+
+def tokens_of(page: int) -> bytes:
+    return page.to_bytes(4, "big") * PAGE_TOKENS
+
+
+def content_of(page: int) -> bytes:
+    return (page * 7919).to_bytes(PAGE_BYTES, "big")
+
+
+class Place:
+    """A ``PageStore`` whose transfers take the time of a line, and finish when the test says."""
+
+    page_bytes = PAGE_BYTES
+    n_bytes = 0
+    counts = PageCounts()
+
+    def __init__(self, latency_s: float = 0.0, page_s: float = 0.0, *, is_shared: bool = False) -> None:
+        self.latency_s, self.page_s = latency_s, page_s
+        self.pages: dict[bytes, bytes] = {}
+        self.damaged: set[bytes] = set()
+        """Pages that are known and cannot be read."""
+        self.fails_after: int | None = None
+        """Pages that loads read before they fail."""
+        self.health = StoreHealth(0, is_away=False) if is_shared else None
+        self.asked: list[bytes] = []
+        self.in_flight: list[tuple[int, Sequence[bytes], Sequence[bytes], Sequence[memoryview], bool]] = []
+        self.looked_up: list[int] = []
+        self.unknown: dict[bytes, bytes] = {}
+        """Pages that a lookup finds."""
+        self.spared: Sequence[bytes] = ()
+        self.closed: float | None = None
+        self._finished: list[FinishedTransfer] = []
+        self._n_tickets = 0
+
+    @property
+    def n_pages(self) -> int:
+        return len(self.pages)
+
+    def run(self, keys: Sequence[bytes]) -> int:
+        return next((n for n, key in enumerate(keys) if key not in self.pages), len(keys))
+
+    def look_up(self, keys: Sequence[bytes], first: int = 0, states: StateKeys | None = None) -> int | None:
+        if self.health is None:
+            return None
+        self.looked_up.append(first)
+        found = {key: self.unknown.pop(key) for key in keys if key in self.unknown}
+        self.pages |= found
+        return self._end(len(found))
+
+    def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        assert all(key in self.pages for key in keys), "a page is asked of a place that has it not"
+        self.asked += keys
+        return self._begin(keys, tokens, buffers, is_load=True)
+
+    def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        return self._begin(keys, tokens, buffers, is_load=False)
+
+    def spare(self, keys: Sequence[bytes]) -> None:
+        self.spared = keys
+
+    def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
+        n_pages = len([self.pages.pop(one) for one in (key, *leading) if one in self.pages])
+        return Removal(self._end(n_pages), n_pages)
+
+    def clear(self) -> int:
+        n_pages = len(self.pages)
+        self.pages.clear()
+        return self._end(n_pages)
+
+    def take_removed(self) -> list[bytes]:
+        return []
+
+    def take_finished(self) -> list[FinishedTransfer]:
+        finished, self._finished = self._finished, []
+        return finished
+
+    def fileno(self) -> int:
+        return id(self) % 1000
+
+    def close(self, timeout_s: float) -> None:
+        self.closed = timeout_s
+
+    def finish(self) -> None:
+        ticket, keys, tokens, buffers, is_load = self.in_flight.pop(0)
+        n_pages = 0
+        for key, of_page, buffer in zip(keys, tokens, buffers, strict=True):
+            page = int.from_bytes(key[:32], "big")
+            assert of_page == tokens_of(page)
+            if is_load:
+                if key in self.damaged or n_pages == self.fails_after:
+                    self.pages.pop(key, None)
+                    break
+                assert bytes(buffer) == POISON, "a page is read twice"
+                buffer[:] = self.pages[key]
+            else:
+                assert bytes(buffer) == content_of(page)
+                self.pages[key] = bytes(buffer)
+                self.damaged.discard(key)
+            n_pages += 1
+        seconds = self.latency_s + self.page_s * len(keys)
+        self._finished.append(FinishedTransfer(ticket, n_pages, seconds))
+
+    def _begin(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview], *, is_load: bool) -> int:
+        self._n_tickets += 1
+        of_pages = [tokens[first : first + TOKEN_BYTES] for first in range(0, len(tokens), TOKEN_BYTES)]
+        self.in_flight.append((self._n_tickets, list(keys), of_pages, list(buffers), is_load))
+        return self._n_tickets
+
+    def _end(self, n_pages: int) -> int:
+        self._n_tickets += 1
+        self._finished.append(FinishedTransfer(self._n_tickets, n_pages, 0.0))
+        return self._n_tickets
+
+
+def joined(*places: Place) -> JoinedStore:
+    return JoinedStore(places, [FetchRate() for _ in places], PAGE_TOKENS)
+
+
+def wait(
+    store: JoinedStore, places: Sequence[Place], ticket: int, random: Random | None = None
+) -> FinishedTransfer:
+    """Finishes the transfers in flight, in any order, until one has ended."""
+    for _ in range(100):
+        for finished in store.take_finished():
+            if finished.ticket == ticket:
+                return finished
+        if busy := [place for place in places if place.in_flight]:
+            (busy[0] if random is None else random.choice(busy)).finish()
+    raise AssertionError("the transfer does not end")
+
+
+def load(
+    store: JoinedStore, places: Sequence[Place], pages: Sequence[int], random: Random | None = None
+) -> tuple[int, ...]:
+    """Loads pages, and compares them; returns the numbers of the places of those that were read."""
+    buffers = [memoryview(bytearray(POISON)) for _ in pages]
+    ticket = store.load([key_of(page) for page in pages], b"".join(map(tokens_of, pages)), buffers)
+    finished = wait(store, places, ticket, random)
+    for page, buffer in list(zip(pages, buffers, strict=True))[: finished.n_pages]:
+        assert bytes(buffer) == content_of(page)
+    sources = store.take_sources(ticket)
+    assert len(sources) == finished.n_pages
+    return sources
+
+
+def put(place: Place, pages: Sequence[int]) -> None:
+    place.pages |= {key_of(page): content_of(page) for page in pages}
+
+
+@pytest.mark.parametrize("n_places", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(40))
+def test_random_places(n_places: int, seed: int) -> None:
+    """Pages come and go in each place; loads fail anywhere. A load has the right bits of all that it can have."""
+    random = Random(seed)
+    places = [Place(random.random() / 100, random.random() / 1000, is_shared=n > 0) for n in range(n_places)]
+    store = joined(*places)
+    for _ in range(60):
+        first = random.randrange(30)
+        pages = list(range(first, first + random.randint(1, 12)))
+        keys = [key_of(page) for page in pages]
+        match random.choice(("store", "load", "load", "load", "evict", "damage")):
+            case "store":
+                buffers = [memoryview(bytearray(content_of(page))) for page in pages]
+                ticket = store.store(keys, b"".join(map(tokens_of, pages)), buffers, max_behind=99)
+                assert wait(store, places, ticket, random).n_pages == len(pages)
+                assert store.run_of_all(keys) == len(pages)
+            case "evict":
+                place = random.choice(places)
+                for key in random.sample(sorted(place.pages), min(len(place.pages), 5)):
+                    del place.pages[key]
+            case "damage":
+                place = random.choice(places)
+                place.damaged |= set(random.sample(sorted(place.pages), min(len(place.pages), 2)))
+            case _:
+                known = [any(key in place.pages for place in places) for key in keys]
+                assert store.run(keys) == (known.index(False) if False in known else len(keys))
+                assert store.run_of_all(keys) == min(place.run(keys) for place in places)
+                pages = pages[: store.run(keys)]
+                failing = [place for place in places if random.random() < 0.2]
+                for place in failing:
+                    place.fails_after = random.randrange(6)
+                sound_places = [one for one in places if one not in failing and not one.damaged & one.pages.keys()]
+                sound = [any(key_of(page) in place.pages for place in sound_places) for page in pages]
+                holders = [{n for n, place in enumerate(places) if key in place.pages} for key in keys]
+                for place in places:
+                    place.asked.clear()
+                sources = load(store, places, pages, random) if pages else ()
+                assert all(source in holders[n] for n, source in enumerate(sources))
+                assert len(sources) >= (sound.index(False) if False in sound else len(pages))
+                n_asked = Counter(key for place in places for key in place.asked)
+                if not failing and not any(place.damaged for place in places):
+                    assert len(sources) == len(pages)
+                    assert set(n_asked.values()) <= {1}, "a page is read twice"
+                assert all(n <= n_places for n in n_asked.values())
+                for place in places:
+                    assert len(set(place.asked)) == len(place.asked), "a place is asked twice"
+                    place.fails_after = None
+
+
+def test_the_first_place_gives_the_pages_until_another_is_measured_to_be_faster() -> None:
+    """A disk takes 1 ms a page, the network 20 ms and 0.1 ms a page."""
+    disk, network = places = Place(0.0, 0.001), Place(0.02, 0.0001, is_shared=True)
+    store = joined(*places)
+    for place in places:
+        put(place, range(200))
+    for n_pages in (10, 100, 200):
+        assert set(load(store, places, range(n_pages))) == {0}
+    assert not network.asked
+    put(network, range(200, 500))
+    assert set(load(store, places, range(200, 220))) == {1}, "the disk has none of them"
+    assert set(load(store, places, range(200, 500))) == {1}
+    disk.asked.clear()
+    assert set(load(store, places, range(4))) == {0}, "4 ms, and not 20.4"
+    assert set(load(store, places, range(100))) == {1}, "30 ms, and not 100"
+    estimates = store.seconds([key_of(page) for page in range(100)])
+    assert estimates == [(100, pytest.approx(0.03))]
+
+
+def test_each_run_comes_from_the_place_that_has_it() -> None:
+    disk, network = places = Place(0.0, 0.001), Place(0.02, 0.001, is_shared=True)
+    store = joined(*places)
+    put(disk, [*range(10), *range(20, 30)])
+    put(network, range(8, 40))
+    keys = [key_of(page) for page in range(40)]
+    expected = (*(0,) * 10, *(1,) * 10, *(0,) * 10, *(1,) * 10)
+    assert load(store, places, range(40)) == expected
+    assert (len(disk.asked), len(network.asked)) == (20, 20)
+    assert [n for n, _ in store.seconds(keys)] == [10, 20, 30, 40]
+    assert store.seconds(keys)[0][1] == pytest.approx(0.01)
+    assert store.seconds(keys)[3][1] == pytest.approx(0.04), "the places read beside each other"
+    assert (store.places[0].n_pages_read, store.places[1].n_pages_read) == (20, 20)
+    disk.pages = dict(list(disk.pages.items())[:10])
+    network.pages.clear()
+    assert [n for n, _ in store.seconds(keys)] == [10, 40], "the rest may be found in the network"
+    assert store.seconds(keys)[1][1] == pytest.approx(30 * 0.04 / 20), "nothing tells its fixed time yet"
+
+
+def test_a_place_that_was_long_passed_over_is_measured_again() -> None:
+    disk, memory = places = Place(0.0, 0.001), Place(0.0, 0.0001, is_shared=True)
+    store = joined(*places)
+    for place in places:
+        put(place, range(10))
+    sources = [load(store, places, range(10))[0] for _ in range(MAX_PASSED_OVER + 10)]
+    assert sources == [0] * MAX_PASSED_OVER + [1] * 10
+    memory.page_s = 0.1
+    sources = [load(store, places, range(10))[0] for _ in range(10)]
+    assert sources[-1] == 0, "it has become slow"
+    assert len(disk.asked) > 10 * MAX_PASSED_OVER
+
+
+def test_what_a_place_cannot_give_comes_from_the_other() -> None:
+    disk, network = places = Place(0.0, 0.001), Place(0.02, 0.001, is_shared=True)
+    store = joined(*places)
+    put(disk, range(20))
+    put(network, range(15))
+    disk.fails_after = 5
+    assert load(store, places, range(20)) == (*(0,) * 5, *(1,) * 10)
+    assert len(network.asked) == 10, "what the disk has given is not fetched again"
+    disk.fails_after, network.fails_after = 0, 0
+    assert load(store, places, range(1, 10)) == ()
+
+
+def test_what_the_first_place_has_lost_is_looked_up_in_the_other() -> None:
+    disk, network = places = Place(0.0, 0.001), Place(0.02, 0.001, is_shared=True)
+    store = joined(*places)
+    put(disk, range(20))
+    put(network, range(18))
+    network.unknown, network.pages = network.pages, {}
+    disk.fails_after = 3
+    assert load(store, places, range(20)) == (*(0,) * 3, *(1,) * 15)
+    assert network.looked_up == [0], "once"
+    assert [place.n_pages_read for place in store.places] == [3, 15]
+    assert store.places[1].rate.seconds(15 * PAGE_TOKENS) == pytest.approx(0.035), "without the lookup"
+    disk.fails_after = 0
+    put(disk, [30])
+    assert load(store, places, [30]) == ()
+
+
+def test_a_write_goes_to_all_places_and_counts_once_one_has_it() -> None:
+    disk, network = places = Place(), Place(is_shared=True)
+    store = joined(*places)
+    buffers = [memoryview(bytearray(content_of(page))) for page in range(3)]
+    keys = [key_of(page) for page in range(3)]
+    ticket = store.store(keys, b"".join(map(tokens_of, range(3))), buffers, max_behind=99)
+    disk.finish()
+    assert store.take_finished() == [], "the other one still reads the buffers"
+    network.finish()
+    assert store.take_finished() == [FinishedTransfer(ticket, 3, 0.0)]
+    assert (disk.run(keys), network.run(keys), store.are_uneven(keys)) == (3, 3, False)
+    del network.pages[keys[1]]
+    assert (store.run(keys), store.run_of_all(keys), store.are_uneven(keys)) == (3, 1, True)
+    removal = store.remove(keys[2])
+    assert removal.n_pages == 2
+    assert [one.n_pages for one in store.take_finished() if one.ticket == removal.ticket] == [2]
+    assert store.health is not None
+    store.close(5.0)
+    assert disk.closed is not None
+    assert network.closed is not None
+
+
+def test_a_place_that_is_slow_to_write_does_not_hold_up_the_other() -> None:
+    disk, network = places = Place(), Place(is_shared=True)
+    store = joined(*places)
+    for first in range(0, 20, 4):
+        pages = range(first, first + 4)
+        buffers = [memoryview(bytearray(content_of(page))) for page in pages]
+        store.store([key_of(page) for page in pages], b"".join(map(tokens_of, pages)), buffers, max_behind=6)
+        disk.finish()
+        store.take_finished()
+    assert (len(disk.pages), len(network.in_flight)) == (20, 2), "8 pages are more than 6"
+    network.finish()
+    assert [one.n_pages for one in store.take_finished()] == [4]
+    keys = [key_of(page) for page in range(20)]
+    store.store(keys[:1], tokens_of(0), [memoryview(bytearray(content_of(0)))], max_behind=6)
+    assert len(network.in_flight) == 2, "it has caught up"
+    assert store.are_uneven(keys)
+
+
+def test_a_rate_has_a_fixed_time_and_one_per_token() -> None:
+    rate = FetchRate()
+    assert (rate.is_known, rate.seconds(100), rate.s_per_token) == (False, 0.0, None)
+    rate.add(100, 0.1)
+    assert rate.seconds(1000) == pytest.approx(1.0), "nothing tells the fixed time yet"
+    for n_tokens in (100, 1000, 500, 2000) * 5:
+        rate.add(n_tokens, 0.05 + n_tokens * 1e-4)
+    assert rate.seconds(0) == 0.0
+    assert rate.seconds(100) == pytest.approx(0.06, rel=0.1)
+    assert rate.seconds(10_000) == pytest.approx(1.05, rel=0.1)
+    before = rate.seconds(1000)
+    rate.add(1000, 100.0)
+    assert rate.seconds(1000) < 2 * before, "one that waited for something else counts little"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_fixed_time_never_makes_long_fetches_dearer_or_short_ones_cheaper(seed: int) -> None:
+    random = Random(seed)
+    rate = FetchRate()
+    for _ in range(30):
+        rate.add(random.randint(1, 2000), random.random())
+        mean_s = rate.s_per_token
+        assert mean_s is not None
+        assert rate.seconds(1) >= mean_s * (1 - 1e-9)
+        assert rate.seconds(10_000) <= 10_000 * mean_s * (1 + 1e-9)
+        assert 0 <= rate.seconds(1) <= rate.seconds(500) + 1e-9

@@ -1,0 +1,199 @@
+"""Requests whose pages are on disk and in a shared store, with fakes that take no time of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixkv.runtime.request import Request
+from radixkv.tree.node import Namespace
+from support.engine import Engine, prompt, token_bytes
+from support.evicting import evict_all
+from support.fake_store import FakeStore
+
+N_TOKENS = 40
+
+
+def started_again(**settings: object) -> Engine:
+    """Returns an engine with an empty host tier, and a prompt on disk and in a shared store."""
+    engine = Engine(n_pages=32, page_size=4, n_slots=60, has_disk=True, n_more_stores=1, **settings)
+    engine.stores[1].is_shared = True
+    engine.finishes_copies, finishes_copies = True, engine.finishes_copies
+    engine.serve(prompt(N_TOKENS), max_tokens=1)
+    engine.store_all()
+    forget(engine)
+    engine.finishes_copies = finishes_copies
+    return engine
+
+
+def forget(engine: Engine) -> None:
+    evict_all(engine.cache, engine.host)
+    engine.check_invariants()
+
+
+def keep(store: FakeStore, first: int, last: int) -> None:
+    """Leaves the pages ``first .. last - 1`` of the prompt in a store."""
+    store.pages = dict(list(store.pages.items())[first:last])
+
+
+def ask(engine: Engine) -> Request:
+    request = engine.add(prompt(N_TOKENS))
+    engine.run_to_the_end()
+    engine.store_all()
+    engine.check_outputs()
+    engine.check_invariants()
+    return request
+
+
+def sources(request: Request) -> tuple[int, int]:
+    """Returns how many tokens came from the stores, and how many of them from the shared one."""
+    use = request.cache_use.counted
+    assert use is not None
+    return use.n_fetched, use.n_shared
+
+
+def pages_read(engine: Engine) -> list[int]:
+    disk = engine.host_tier.disk
+    assert disk is not None
+    return [place.n_pages_read for place in disk.store.places]
+
+
+def test_what_both_have_comes_from_disk() -> None:
+    engine = started_again()
+    assert [len(store.pages) for store in engine.stores] == [10, 10]
+    assert sources(ask(engine)) == (39, 0)
+    assert pages_read(engine) == [10, 0]
+
+
+@pytest.mark.parametrize(("n_on_disk", "n_shared"), [(0, 39), (5, 19), (9, 3)])
+def test_what_the_disk_lacks_comes_from_the_shared_store_and_is_written(n_on_disk: int, n_shared: int) -> None:
+    engine = started_again()
+    keep(engine.stores[0], 0, n_on_disk)
+    assert sources(ask(engine)) == (39, n_shared)
+    assert pages_read(engine) == [n_on_disk, 10 - n_on_disk]
+    assert len(engine.stores[0].pages) == 10, "the disk has what came over the network"
+    forget(engine)
+    assert sources(ask(engine)) == (39, 0)
+    assert pages_read(engine) == [10 + n_on_disk, 10 - n_on_disk]
+
+
+def test_a_store_that_has_lost_all_gets_it_again_from_disk() -> None:
+    engine = started_again()
+    keep(engine.stores[1], 0, 0)
+    assert sources(ask(engine)) == (39, 0)
+    assert len(engine.stores[1].pages) == 10
+
+
+def test_the_rest_of_a_prompt_is_looked_up_behind_what_is_on_disk() -> None:
+    engine = started_again()
+    keep(engine.stores[0], 0, 4)
+    engine.stores[1].make_unknown(0)
+    assert sources(ask(engine)) == (39, 23)
+    assert pages_read(engine) == [4, 6]
+
+
+def test_a_page_that_the_disk_cannot_read_comes_from_the_shared_store() -> None:
+    engine = started_again(finishes_copies=False)
+    engine.add(prompt(N_TOKENS))
+    engine.turn()
+    engine.stores[0].finish(n_pages=3)
+    engine.turn()
+    assert len(engine.stores[1].in_flight) == 1
+    engine.stores[1].finish()
+    engine.finishes_copies = True
+    engine.run_to_the_end()
+    engine.check_outputs()
+    assert pages_read(engine) == [3, 7]
+
+
+def test_what_neither_can_read_is_computed() -> None:
+    engine = started_again(finishes_copies=False)
+    request = engine.add(prompt(N_TOKENS))
+    engine.turn()
+    engine.stores[0].finish(n_pages=3)
+    engine.turn()
+    engine.stores[1].finish(n_pages=0)
+    engine.turn()
+    engine.finishes_copies = True
+    engine.run_to_the_end()
+    engine.check_outputs()
+    assert sources(request) == (12, 0)
+
+
+@pytest.mark.parametrize(
+    ("disk_s", "network_s", "expected"),
+    [
+        (0.01, 0.02, (39, 23)),
+        (0.01, 0.5, (16, 0)),  # computing the rest is faster than the network
+        (0.5, 0.5, (0, 0)),
+        (0.5, 0.02, (39, 23)),  # both at once take 16 * 0.5 s, and computing all takes 4 s less loads
+    ],
+)
+def test_a_prompt_is_fetched_up_to_where_computing_is_faster(
+    disk_s: float, network_s: float, expected: tuple[int, int]
+) -> None:
+    """Computing takes 100 ms a token; the disk has 16 of 40 tokens, the shared store the others."""
+    engine = started_again()
+    keep(engine.stores[0], 0, 4)
+    keep(engine.stores[1], 4, 10)
+    tier = engine.host_tier
+    tier.load_policy = "auto"
+    tier.cost.add_step(1000, 1000, 100.0)
+    tier.cost.add_load(1000, 0.001)
+    for place, seconds in enumerate((disk_s, network_s)):
+        tier.cost.fetch_rate(place).__init__()  # type: ignore[misc]
+        tier.cost.fetch_rate(place).add(1000, 1000 * seconds)
+    cached = tier.match(Namespace(), token_bytes(prompt(N_TOKENS)))
+    found = tier.match_disk(Namespace(), token_bytes(prompt(N_TOKENS)), cached)
+    if expected[0]:
+        assert found.n_disk in (16, 40)
+    if (disk_s, network_s) == (0.5, 0.02):
+        assert found.fetch_s == pytest.approx(8.0)
+        assert not tier.should_load(found)
+        return
+    assert sources(ask(engine)) == expected
+
+
+def test_an_explanation_says_from_where_a_request_would_fetch() -> None:
+    engine = started_again()
+    keep(engine.stores[0], 0, 4)
+    hits = engine.scheduler.tiers.find(Namespace(), token_bytes(prompt(N_TOKENS)))
+    assert (hits.n_on_disk, hits.is_fetched, hits.n_fetched, hits.n_from_shared) == (39, True, 39, 24)
+    tier = engine.host_tier
+    tier.load_policy = "auto"
+    tier.cost.add_step(1000, 1000, 100.0)
+    tier.cost.add_load(1000, 0.001)
+    tier.cost.fetch_rate(1).add(1, 100.0)
+    hits = engine.scheduler.tiers.find(Namespace(), token_bytes(prompt(N_TOKENS)))
+    assert (hits.n_on_disk, hits.is_fetched, hits.n_fetched, hits.n_from_shared) == (39, True, 16, 0)
+    assert hits.n_beyond_host == N_TOKENS
+
+
+def test_each_store_says_what_it_has_of_a_prompt() -> None:
+    engine = started_again()
+    keep(engine.stores[0], 0, 7)
+    keep(engine.stores[1], 0, 3)
+    stored = engine.scheduler.tiers.stored(Namespace(), token_bytes(prompt(N_TOKENS)))
+    assert (stored.n_on_disk, stored.n_in_shared) == (28, 12)
+
+
+def test_invalidation_reaches_both() -> None:
+    engine = started_again()
+    engine.invalidate(Namespace(), token_bytes(prompt(N_TOKENS)[:8]))
+    assert [len(store.pages) for store in engine.stores] == [0, 0]
+    assert sources(ask(engine)) == (0, 0)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_states_come_from_the_store_that_has_them(lost: int) -> None:
+    engine = Engine(n_pages=32, page_size=4, n_slots=60, has_disk=True, n_more_stores=1, n_states=8)
+    engine.serve(prompt(N_TOKENS), max_tokens=1)
+    engine.store_all()
+    n_pages = len(engine.stores[0].pages)
+    forget(engine)
+    engine.stores[lost].pages.clear()
+    request = ask(engine)
+    assert request.cache_use.counted is not None
+    assert request.cache_use.counted.n_fetched > 0
+    assert pages_read(engine)[lost] == 0
+    assert len(engine.stores[lost].pages) > 0, "it has been written again"
+    assert len(engine.stores[lost].pages) <= n_pages
