@@ -19,6 +19,8 @@ MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 MAX_KEY_CHARACTERS = 1024
 MAX_COUNT = (1 << 31) - 1
 """Most of anything that is counted: tokens, requests, batches."""
+MAX_LORA_RANK = 128
+"""Highest rank of an adapter."""
 MAX_BYTES = 1 << 60
 """Largest size in bytes; whether there is as much memory is found out later."""
 MAX_SECONDS = 1e9

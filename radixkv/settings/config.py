@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from radixkv.errors import ConfigError, shortened
 from radixkv.settings.adapters import LoraModule, as_lora_modules, check_lora_modules
 from radixkv.settings.checks import (
+    MAX_LORA_RANK,
     check_apart,
     check_at_least,
     check_at_most,
@@ -447,17 +448,22 @@ class AdapterConfig:
     )
     max_loras: int | None = setting(
         None,
-        "maximum number of adapters in a step; requests of others wait for their turn (default: 8 on a GPU, which "
-        "has memory for so many; no limit on the CPU)",
+        "maximum number of adapters in a step; requests of others wait for their turn (default: on a GPU, which "
+        "has memory for so many, 8, or --max-cpu-loras if that is less; no limit on the CPU)",
         COUNT,
         "ADAPTERS",
         aliases="max_loras_per_batch",
     )
-    max_lora_rank: int = setting(16, "maximum rank of an adapter (default: %(default)s)", COUNT, "RANK")
+    max_lora_rank: int = setting(
+        16,
+        f"maximum rank of an adapter, to {MAX_LORA_RANK} (default: %(default)s)",
+        Kind(partial(check_at_least, 1, maximum=MAX_LORA_RANK), as_count),
+        "RANK",
+    )
     max_cpu_loras: int | None = setting(
         None,
-        "maximum number of adapters that are loaded at once, in host memory (default: no limit on the CPU; on a "
-        "GPU 64, or --max-loras or the number of --lora-modules if that is more)",
+        "maximum number of adapters that are loaded at once, in host memory; one more is refused (default: no "
+        "limit on the CPU; on a GPU 64, or --max-loras or the number of --lora-modules if that is more)",
         COUNT,
         "ADAPTERS",
         aliases="max_loaded_loras",

@@ -240,7 +240,7 @@ class AdapterStats(msgspec.Struct, frozen=True):
     n_adapters: int = 0
     """Names that requests may ask for."""
     n_bytes: int = 0
-    """Memory of the weights, also of unloaded adapters whose requests still run; those of equal adapters once."""
+    """Host memory of the weights, of equal adapters once; also of unloaded ones whose requests still run."""
     n_in_slots: int | None = None
     """Adapters that steps can have now, equal ones once; None: there are no slots, and steps can have all."""
     slot_loads_total: int = 0

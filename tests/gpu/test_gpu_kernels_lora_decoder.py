@@ -69,7 +69,7 @@ class AdaptedWorld(World):
         device, dtype = torch.device(DEVICE), torch.float32
         self.base = BaseModel.of(config)
         self.memory = AdapterMemory(N_SLOTS, RANK, dtype, device)
-        self.adapters = CudaAdapters(self.memory, self.base, dtype, max_rank=RANK, stream=None)
+        self.adapters = CudaAdapters(self.memory, self.base, max_rank=RANK, stream=None)
         self.step = StepAdapters(self.adapters.slots, max_tokens=128, max_rows=8, n_slots=N_SLOTS, device=device)
         self.operations = CudaLoraOperations(
             operations, config.activation, target_shapes(config), self.memory, self.step
@@ -131,8 +131,9 @@ def test_adapters_take_turns_in_slots(checkpoint: Checkpoint, tmp_path: Path) ->
     for folder in folders[2:]:
         adapters.prepare(world.opened(folder)).discard()
         adapters.prepare(world.opened(folder)).put()
-        shutil.rmtree(folder)
-    assert list(adapters.sizes) == digests
+    n_bytes = [AdapterFolder.open(folder, max_rank=RANK).n_bytes for folder in folders]
+    assert list(adapters.sizes.items()) == list(zip(digests, n_bytes, strict=True)), "host memory of the files"
+    shutil.rmtree(folders[2])
 
     def check(*in_slots: int) -> None:
         assert adapters.slots.keys() == {digests[index] for index in in_slots}
@@ -180,11 +181,11 @@ def test_a_loop_copies_adapters_into_slots(checkpoint: Checkpoint, tmp_path: Pat
         active = ActiveAdapter(digest)
         request = Request(str(number), Namespace(), bytearray(4), 1, 1, adapter=active, order=(0, number))
         queue.add(request)
-        assert not queue.may_start(request)
+        assert request not in set(queue)
         adapters.advance(lambda digest: True)
         wait_readable(adapters.descriptors(), None)
         adapters.advance(lambda digest: True)
-        assert queue.may_start(request)
+        assert list(queue) == [request]
         assert world.adapters.slots.keys() == {digest}
         with torch.inference_mode():
             merged = merge(load_oracle(checkpoint), folder)(torch.tensor([world.ids])).logits[0]

@@ -36,7 +36,6 @@ from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
 from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.model.decoder import Decoder
-from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, TokenInputs
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_arrays
@@ -71,14 +70,14 @@ class RankDecoder:
         self._device, self._turns = torch.device(DEVICE), turns
         shard = Shard(rank, N_RANKS)
         self._sums = cast(CudaCollectives, ThreadSums(rank, turns))
-        base = BaseModel.of(DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json"), shard)
+        base = BaseModel.of_checkpoint(checkpoint, shard)
         with open_weights(
             checkpoint, load_format="auto", dtype=torch.float32, device=self._device, shard=shard
         ) as weights:
             self._config = config = weights.config
             n_slots = len(folders)
             memory = AdapterMemory(n_slots, RANK, torch.float32, self._device)
-            self._adapters = CudaAdapters(memory, base, torch.float32, max_rank=RANK, stream=None)
+            self._adapters = CudaAdapters(memory, base, max_rank=RANK, stream=None)
             self._step = StepAdapters(
                 self._adapters.slots, max_tokens=128, max_rows=8, n_slots=n_slots, device=self._device
             )

@@ -12,7 +12,7 @@ from radixkv import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from radixkv.checkpoints import resolve
 from radixkv.runtime.device.adapters.rows import StepRows
 from support.checkpoints import save_checkpoint
-from support.device_support import load_oracle, random_ids
+from support.device_support import HYBRIDS, load_oracle, random_ids
 from support.lora import linear_modules, save_adapter
 
 NAMES = ("sql", "law", "math")
@@ -129,3 +129,21 @@ def test_an_adapter_is_replaced_while_others_take_turns(folder: Path, expected: 
         llm.unload_lora_adapter("one")
         (again,) = llm.generate([PROMPTS[1]], PARAMS, use_tqdm=False, lora_request=LoRARequest("sql"))
         assert again.outputs == expected[1]
+
+
+def test_prompts_that_wait_for_a_slot_compute_what_they_have_in_common_once(tmp_path: Path) -> None:
+    """Of a model with recurrent layers, which keeps a state where waiting prompts leave each other."""
+    save_checkpoint(tmp_path / "base", **HYBRIDS["qwen3.5"])
+    oracle = load_oracle(resolve(str(tmp_path / "base")))
+    for seed, name in enumerate(NAMES):
+        save_adapter(tmp_path / name, oracle, linear_modules(oracle), seed=seed)
+    common = random_ids(640, seed=8)
+    prompts = [[*common, *random_ids(20, seed=number)] for number in range(8)]
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    requests = [LoRARequest(NAMES[number % 2]) for number in range(8)]
+    computed = []
+    for settings in ({}, {"max_loras": 1}):
+        with opened(tmp_path, max_model_len=1024, max_total_tokens=8192, **settings) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=requests)
+        computed.append(sum(len(one.prompt_token_ids) - one.num_cached_tokens for one in outputs))
+    assert computed[1] <= computed[0]

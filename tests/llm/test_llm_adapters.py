@@ -290,6 +290,7 @@ def test_requests_for_unknown_adapters_are_refused(llm: LLM, folders: Path) -> N
             "max_cpu_loras 1 is less than the 2",
         ),
         ({"max_loras": 2, "max_cpu_loras": 1}, ConfigError, "max_cpu_loras 1 is less than max_loras 2"),
+        ({"max_lora_rank": 129}, ConfigError, "max_lora_rank 129 must be at most 128"),
         ({"max_lora_rank": 3}, CheckpointError, "adapter 'sql': .* rank 4, above the limit of 3"),
         ({"lora_modules": ["a=x", "a=y"]}, ConfigError, "lora_modules has two adapters of the name 'a'"),
         ({"lora_modules": ["=x"]}, ConfigError, "lacks a name or a folder"),

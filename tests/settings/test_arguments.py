@@ -183,7 +183,7 @@ engines = st.builds(
         enable_lora=st.booleans(),
         lora_modules=st.just((LoraModule("a", "/b=c"), LoraModule("-d", "folder with space"))),
         max_loras=st.none() | st.integers(2, 5),
-        max_lora_rank=positive,
+        max_lora_rank=st.integers(1, 128),
         max_cpu_loras=st.none() | st.integers(5, 9),
     )
     | st.builds(AdapterConfig),
@@ -218,6 +218,7 @@ def test_every_setting_has_a_flag():
         (["--task", "classify"], "task 'classify' is not supported"),
         (["-O3"], "-O "),
         (["--lora-modules", "a=b", "c=d", "--max-cpu-loras", "1"], "max_cpu_loras 1 is less than the 2 adapters"),
+        (["--enable-lora", "--max-lora-rank", "129"], "max_lora_rank 129 must be at most 128"),
         (["--lora-modules", "a=b", "a=d"], "lora_modules has two adapters of the name 'a'"),
         (["--lora-modules", "a="], "lacks a name or a folder"),
         (["--lora-modules", '{"name": 1, "path": "b"}'], "is no adapter; give NAME=FOLDER"),

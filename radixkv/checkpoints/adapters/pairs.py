@@ -11,8 +11,8 @@ from typing import NamedTuple
 from radixkv.checkpoints.adapters.config import AdapterConfig
 from radixkv.checkpoints.adapters.header import Span
 from radixkv.errors import CheckpointError
+from radixkv.settings.checks import MAX_LORA_RANK
 
-MAX_RANK = 128
 _HALF = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
 """Names of tensors; older releases of PEFT kept the name of the adapter, ``default``."""
 _OTHER_TENSORS = (
@@ -112,10 +112,10 @@ def shapes_of(pairs: Mapping[str, Pair], config: AdapterConfig, *, max_rank: int
                 f"{config.path}: r and rank_pattern give {module} rank {rank}, but its tensors have rank "
                 f"{pair.rank}; save the adapter again"
             )
-        if pair.rank > MAX_RANK:
+        if pair.rank > MAX_LORA_RANK:
             raise CheckpointError(
-                f"{config.path}: {module} has rank {pair.rank}; this release serves ranks to {MAX_RANK}: merge the "
-                "adapter into its base, or train one of a lower rank"
+                f"{config.path}: {module} has rank {pair.rank}; this release serves ranks to {MAX_LORA_RANK}: "
+                "merge the adapter into its base, or train one of a lower rank"
             )
         if pair.rank > max_rank:
             raise CheckpointError(

@@ -300,7 +300,7 @@ def _adapter_families(adapters: AdapterStats) -> Iterator[Metric]:
         "loras_loaded": (adapters.n_adapters, "Adapters that requests may ask for by their names."),
         "lora_bytes": (
             adapters.n_bytes,
-            "Memory of the weights of adapters, also of unloaded ones whose requests still run.",
+            "Host memory of the weights of adapters, also of unloaded ones whose requests still run.",
         ),
         "loras_in_slots": (adapters.n_in_slots, "Adapters that steps can have now."),
         "lora_requests_waiting": (adapters.n_waiting, "Requests that wait for a slot of their adapter."),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from radixkv.errors import ConfigError
 from radixkv.settings.arguments import Parser, byte_size, count, number
+from radixkv.settings.checks import MAX_LORA_RANK
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig
 from radixkv.terminal import Progress, wrapped
 
@@ -237,6 +238,8 @@ def _check_flags(args: argparse.Namespace) -> None:
         value = vars(args)[name]
         if value is not None and value < minimum:
             parser.error(f"{name} {value} must be at least {minimum}")
+    if args.max_lora_rank > MAX_LORA_RANK:
+        parser.error(f"max_lora_rank {args.max_lora_rank} must be at most {MAX_LORA_RANK}")
     if args.trace is not None:
         for name in ("prompt", "shared"):
             if vars(args)[name] is not None:

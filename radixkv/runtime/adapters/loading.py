@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from radixkv.errors import CheckpointError, InvalidRequest, RadixKVError, RequestError, shortened
+from radixkv.errors import CheckpointError, InvalidRequest, RequestError, shortened
 from radixkv.processes.nice_threads import start_nice_thread
 from radixkv.runtime.adapters.registry import AdapterRegistry
 from radixkv.runtime.adapters.slots import AdapterSlots
@@ -64,7 +64,7 @@ class LoadableAdapters(Adapters):
     ) -> None:
         self.served = tuple(adapters)
         self.marks = marks
-        """Those of activated LoRAs, which the tree's keys have."""
+        """The marks of activated LoRAs, which the tree's keys have."""
         for adapter in adapters:
             self._mark(adapter)
         self._device = device
@@ -158,7 +158,7 @@ class LoadableAdapters(Adapters):
             outcome = self._device.read(message.name, message.path)
         except CheckpointError as error:
             outcome = InvalidRequest(str(error), param="lora_path")
-        except (RadixKVError, RuntimeError, OSError, MemoryError) as error:
+        except Exception as error:  # a client waits for the answer, whatever has failed
             outcome = RequestError(f"adapter {shortened(message.name)}: {type(error).__name__}: {error}")
         self._read.add(_Read(message, outcome))
 

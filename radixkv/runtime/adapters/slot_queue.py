@@ -70,7 +70,7 @@ class SlotQueue:
         self._lines: dict[str, _Line] = {}
         """By digest of the adapter. None is empty."""
         self._unstarted: SortedDict[tuple[float, int], Request] = SortedDict()
-        """Those in line that wait for their first step, by time of arrival."""
+        """All requests in line, by time of arrival."""
         self._n_unstarted: Counter[str] = Counter()
         """Their number, by sender."""
 
@@ -128,16 +128,11 @@ class SlotQueue:
 
     def remove(self, request: Request) -> None:
         """See ``Queue.remove``."""
-        if self.may_start(request):
+        if self._is_in_line(request):
+            self._leave_line(request)
+        else:
             self._queue.remove(request)
             self._left_queue(request)
-        else:
-            self._leave_line(request)
-
-    def may_start(self, request: Request) -> bool:
-        """See ``Queue.may_start``. O(1)."""
-        line = self._lines.get(request.adapter.digest)
-        return line is None or line.requests.get(request.order) is not request
 
     def candidates(self) -> Iterable[Request]:
         """See ``Queue.candidates``."""
@@ -234,23 +229,28 @@ class SlotQueue:
             slot.n_queued -= 1
             self._slots[request.adapter.digest] = slot
 
+    def _is_in_line(self, request: Request) -> bool:
+        line = self._lines.get(request.adapter.digest)
+        return line is not None and line.requests.get(request.order) is request
+
     def _enter_line(self, request: Request) -> None:
+        assert not _has_begun(request), "a request that has begun is in a slot that is in use, which is never taken"
         request.phase = Phase.WAITING
+        request.key = bytes(request.tokens)
         line = self._lines.setdefault(request.adapter.digest, _Line(self._clock()))
         line.requests[request.order] = request
-        if request.first_row is None:
-            self._unstarted[request.received_at, request.serial] = request
-            self._n_unstarted[request.sender] += 1
+        self._unstarted[request.received_at, request.serial] = request
+        self._n_unstarted[request.sender] += 1
 
     def _leave_line(self, request: Request) -> None:
+        request.key = b""
         digest = request.adapter.digest
         line = self._lines[digest]
         del line.requests[request.order]
         if not line.requests:
             del self._lines[digest]
-        if request.first_row is None:
-            del self._unstarted[request.received_at, request.serial]
-            self._n_unstarted[request.sender] -= 1
+        del self._unstarted[request.received_at, request.serial]
+        self._n_unstarted[request.sender] -= 1
 
     def _dissolve_line(self, digest: str) -> None:
         """Puts the requests of an adapter into the queue behind."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import NamedTuple
 
-from radixkv.errors import DeviceLost, RadixKVError
+from radixkv.errors import DeviceLost
 from radixkv.processes.nice_threads import start_nice_thread
 from radixkv.runtime.adapters.slot_queue import SlotQueue
 from radixkv.runtime.finished import Finished
@@ -47,7 +47,7 @@ class AdapterSlots:
         self._users: Callable[[], Iterable[Request]] = tuple
         self._coming: _Coming | None = None
         self._thread: threading.Thread | None = None
-        """That copies ``_coming``."""
+        """The thread that copies ``_coming``."""
         self._filled: Finished[Exception | None] = Finished()
         """The errors of copies that have ended."""
 
@@ -94,7 +94,7 @@ class AdapterSlots:
             self._begin(digest)
 
     def remove(self, digest: str) -> None:
-        """Frees the slot of an adapter, if it has one, before the adapter is unloaded. Nothing uses it."""
+        """Frees the slot of an adapter, if it has one: another one gets it, or it is unloaded. Nothing uses it."""
         if self.queue.withdraw(digest):
             self._device.withdraw(digest)
 
@@ -137,6 +137,6 @@ class AdapterSlots:
 def _fill(copy: AdapterCopy) -> Exception | None:
     try:
         copy.fill()
-    except (RadixKVError, RuntimeError, OSError, MemoryError) as error:
+    except Exception as error:  # an adapter that is neither filled nor failed would be waited for for ever
         return error
     return None

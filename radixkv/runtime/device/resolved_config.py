@@ -21,7 +21,7 @@ _CPU_POOL_BYTES = 1 << 30
 _CPU_STATE_BYTES = 1 << 30
 _CACHE_DIR_BYTES = 64 << 30
 _MAX_CPU_LORAS = 64
-"""Of a GPU's host: 5 GB of adapters of an 8B model, of rank 16 in 16 bits."""
+"""Adapters in the memory of a GPU's host: 5 GB of adapters of an 8B model, of rank 16 in 16 bits."""
 GPU_MEMORY_UTILIZATION = 0.9
 """Share of a GPU's memory that an engine uses by default."""
 

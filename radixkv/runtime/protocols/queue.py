@@ -16,7 +16,7 @@ class Queue(Protocol):
     """Whether all requests are in one order, so that one that must start first holds back all others."""
 
     def __len__(self) -> int:
-        """Returns how many requests could be admitted, see ``may_start``."""
+        """Returns how many requests could be admitted; those of a queue in front of this one do not count."""
 
     def __iter__(self) -> Iterator[Request]:
         """Yields these requests."""
@@ -36,9 +36,6 @@ class Queue(Protocol):
 
     def remove(self, request: Request) -> None:
         """Removes a request."""
-
-    def may_start(self, request: Request) -> bool:
-        """Returns whether a waiting request could be admitted; if not, it first waits for something else."""
 
     def candidates(self) -> Iterable[Request]:
         """Returns requests in the order in which to try to admit them, without those that are retried alone."""

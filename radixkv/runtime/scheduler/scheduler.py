@@ -148,7 +148,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is waiting, loading, running or releasing."""
+        """Whether no request that could be admitted is waiting, and none is loading, running or releasing."""
         return not (self.waiting or self.tiers or self.running or self.running.is_releasing)
 
     @property
@@ -404,9 +404,8 @@ class Scheduler:
         return next((plan for plan in plans if plan is not None), None)
 
     def _plan_alone(self, request: Request) -> StepPlan | None:
-        """Plans a step of a retried request; None if it does not fit, may not start, or still releases its
-        pages."""
-        if request.phase not in (Phase.WAITING, Phase.RUNNING) or not self.waiting.may_start(request):
+        """Plans a step of a retried request; None if it does not fit, or still releases its pages."""
+        if request.phase not in (Phase.WAITING, Phase.RUNNING):
             return None
         if request.is_decoding and request.phase is Phase.RUNNING:
             return self._make_plan([request], lambda _: [])

@@ -84,10 +84,6 @@ class WaitingQueue:
         del self._by_length[request.priority, request.n_known, request.serial]
         self._unstarted.pop((request.received_at, request.serial), None)
 
-    def may_start(self, request: Request) -> bool:
-        """Returns True: each waiting request could be admitted. O(1)."""
-        return True
-
     def candidates(self) -> Iterable[Request]:
         """Requests in the order in which to try to admit them, without those that are retried alone.
 

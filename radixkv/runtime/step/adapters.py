@@ -20,7 +20,7 @@ class ReadAdapter(Protocol):
 
     @property
     def n_bytes(self) -> int:
-        """Memory of its weights."""
+        """Host memory of its weights."""
         ...
 
     def put(self) -> None:
@@ -59,7 +59,7 @@ class DeviceAdapters(Protocol):
     """
 
     sizes: dict[str, int]
-    """Memory of the weights of each loaded adapter, by its digest."""
+    """Host memory of the weights of each loaded adapter, by its digest."""
 
     def read(self, name: str, path: str) -> ReadAdapter:
         """Reads a folder and checks that it fits the model. Any thread may call it, also beside steps.

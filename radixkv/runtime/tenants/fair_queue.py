@@ -113,10 +113,6 @@ class FairQueue:
         if not queue:
             self._leave(request.sender)
 
-    def may_start(self, request: Request) -> bool:
-        """Returns True: each waiting request could be admitted. O(1)."""
-        return True
-
     def charge(self, requests: Sequence[Request], n_tokens: int) -> None:
         """Counts that a step computes ``n_tokens`` tokens for each of these requests. O(requests)."""
         for tenant, n_requests in Counter(request.sender for request in requests).items():

@@ -139,6 +139,7 @@ def test_slots_of_adapters_take_memory_beside_the_pool(model, planned, capsys):
     for flags, words in (
         (("--gpu-memory", "160GB", "--max-loras", 60), "the adapters 23.5 and the workspace"),
         (("--gpu-memory", "160GB", "--max-loras", 0), "max_loras 0 must be at least 1"),
+        (("--gpu-memory", "160GB", "--max-lora-rank", 129), "max_lora_rank 129 must be at most 128"),
     ):
         assert exit_code(file, *flags) != 0
         assert words in capsys.readouterr().err

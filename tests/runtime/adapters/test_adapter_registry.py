@@ -187,18 +187,19 @@ def test_steps_go_on_while_a_folder_is_read() -> None:
 def test_faults_of_a_read_fail_the_load_alone() -> None:
     class BrokenAdapters(FakeDeviceAdapters):
         def read(self, name: str, path: str) -> FakeRead:
-            raise {"/memory": MemoryError("none"), "/torch": RuntimeError("x"), "/a": CheckpointError("y")}[path]
+            errors = {"/memory": MemoryError("none"), "/torch": RuntimeError("x"), "/value": ValueError("z")}
+            raise {**errors, "/a": CheckpointError("y")}[path]
 
     adapters = fake_adapters()
     adapters._device = BrokenAdapters()
     front = Frontend(adapters=adapters)
     codes = []
-    for path in ("/memory", "/torch", "/a"):
+    for path in ("/memory", "/torch", "/value", "/a"):
         assert front.loop.receive(LoadAdapter(path, "sql", path)) == []
         front.loop.wait(5.0)
         (reply,) = front.loop.turn()
         codes.append(reply.code)
-    assert codes == ["internal_error", "internal_error", "invalid_request"]
+    assert codes == [*["internal_error"] * 3, "invalid_request"]
 
 
 def test_what_no_turn_has_taken_is_discarded_at_the_end() -> None:

@@ -53,10 +53,9 @@ class SlotFrontend(Frontend):
         queue = self.slots.queue
         assert queue._slots.keys() == self.adapters_device.in_slots
         in_line = [one for line in queue._lines.values() for one in line.requests.values()]
-        assert all(not queue.may_start(one) and one.block_table is None for one in in_line)
-        assert all(queue.may_start(one) for one in queue)
-        unstarted = [one for one in in_line if one.first_row is None]
-        assert len(queue._unstarted) == queue._n_unstarted.total() == len(unstarted)
+        assert not set(in_line) & set(queue)
+        assert all(one.block_table is None and one.first_row is None for one in in_line)
+        assert len(queue._unstarted) == queue._n_unstarted.total() == len(in_line)
         for digest, slot in queue._slots.items():
             assert slot.n_queued == sum(one.adapter.digest == digest for one in queue)
 
@@ -227,22 +226,80 @@ def test_tenants_see_their_requests_in_line() -> None:
     front.adapters.close()
 
 
-def test_a_retried_request_in_line_is_not_planned() -> None:
-    front = SlotFrontend(1)
-    front.submit("sql", adapter="12ab", max_tokens=9, ignore_eos=True)
-    front.turn(3)
+def test_a_closed_slot_does_not_go_on_with_requests_that_were_queued() -> None:
+    """Those that have not begun return to line, however many they are."""
+    front = SlotFrontend(1, n_pages=2048, max_num_seqs=2)
+    for number in range(60):
+        front.submit(f"sql{number}", adapter="12ab", max_tokens=10, ignore_eos=True)
+    front.turn()
     front.submit("law", adapter="34cd", max_tokens=2, ignore_eos=True)
-    (request,) = front.slots.queue._lines["34cd"].requests.values()
-    request.recovery.is_retried = True
-    front.scheduler._retried._requests.append(request)
-    front.turn(3)
-    assert request.block_table is None
+    began = front.now
+    while not front.tokens("law"):
+        front.turn()
+        assert front.now - began <= TURN_S + 15 * STEP_S
     front.run()
-    assert [len(front.tokens(name)) for name in ("sql", "law")] == [9, 2]
+    assert all(done(received).n_output_tokens for received in front.received.values())
     front.adapters.close()
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), MemoryError("none")])
+def test_a_slot_is_in_use_until_no_launched_step_has_its_rows() -> None:
+    """Its last request is cancelled while a step is launched, and the next adapter has been copied."""
+    front = SlotFrontend(1)
+    front.submit("sql", adapter="12ab", max_tokens=30, ignore_eos=True)
+    front.turn(3)
+    front.submit("law", adapter="34cd", max_tokens=2, ignore_eos=True)
+    front.turn(2)
+    wait_readable([front.slots.fileno()], 0.0)
+    assert front.slots.is_coming("34cd")
+    assert front.launched() == {"12ab"}
+    front.cancel("sql")
+    front.slots.advance()
+    front.check_slots()
+    assert front.adapters_device.in_slots == {"12ab"}
+    front.run()
+    assert len(front.tokens("law")) == 2
+    front.adapters.close()
+
+
+def test_a_request_that_has_begun_goes_on_after_its_slot_is_closed() -> None:
+    """A preemption, as after a failed step, does not put it in line behind the adapter that waits for it."""
+    front = SlotFrontend(1)
+    front.submit("sql", adapter="12ab", max_tokens=60, ignore_eos=True)
+    front.turn(3)
+    front.submit("law", adapter="34cd", max_tokens=2, ignore_eos=True)
+    front.now += 2 * TURN_S
+    front.turn()
+    assert front.slots.queue._slots["12ab"].is_closed
+    front.device.fail_steps.add(front.stats().steps_total)
+    front.run()
+    assert [len(front.tokens(name)) for name in ("sql", "law")] == [60, 2]
+    assert front.slots.n_loads == 2, "each adapter had one turn"
+    front.adapters.close()
+
+
+def test_an_adapter_keeps_its_slot_for_a_turn() -> None:
+    """Also while another one waits that has waited for a turn already."""
+    front = SlotFrontend(1)
+    front.submit("sql", adapter="12ab", max_tokens=30, ignore_eos=True)
+    front.turn(3)
+    for digest in ("34cd", "56ef"):
+        front.submit(digest, adapter=digest, max_tokens=3, ignore_eos=True)
+    while "34cd" not in front.adapters_device.in_slots:
+        front.turn()
+    began = front.now
+    assert front.slots.queue._is_over(front.slots.queue._lines["56ef"].since)
+    number = 0
+    while "34cd" in front.adapters_device.in_slots:
+        assert front.now - began >= TURN_S or not front.slots.queue._slots["34cd"].is_closed
+        front.submit(f"law{number}", adapter="34cd", max_tokens=3, ignore_eos=True)
+        front.turn()
+        number += 1
+    assert front.now - began >= TURN_S
+    front.run()
+    front.adapters.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), MemoryError("none"), ValueError("not finite")])
 def test_a_copy_that_fails_loses_the_device(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(self: FakeCopy) -> None:
         raise error

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from radixkv.checkpoints import Checkpoint
 from radixkv.checkpoints.adapters import AdapterFolder
 from radixkv.runtime.device.adapters.targets import fitted, target_shapes
 from radixkv.runtime.device.model_config.config import DecoderConfig
@@ -18,9 +19,19 @@ class BaseModel:
     """A model whose matrices adapters change, and where a rank's parts of these are."""
 
     config: DecoderConfig
-    """Of the whole model."""
+    """Configuration of the whole model."""
     cuts: Mapping[str, Cut]
     """See ``AdapterMatrices.cuts``."""
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint, shard: Shard | None = None) -> Self:
+        """Returns the model of a checkpoint with a rank's part of it.
+
+        Args:
+            checkpoint: of the whole model.
+            shard: the rank's; None: all of the model.
+        """
+        return cls.of(DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json"), shard)
 
     @classmethod
     def of(cls, config: DecoderConfig, shard: Shard | None = None) -> Self:

@@ -16,7 +16,7 @@ class LoraPair:
     """What an adapter adds to some columns of a product: ``scale * B @ A @ x``."""
 
     columns: slice
-    """Of the product."""
+    """Columns of the product."""
     a: Linear
     """From [rows, in] to [rows, rank]."""
     b: Linear

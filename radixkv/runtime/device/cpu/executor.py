@@ -40,7 +40,6 @@ from radixkv.runtime.device.memory.state_size import all_states_bytes, count_sta
 from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
-from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import Operations, TokenSpan
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.ops.summed import Summed, SummedExperts, SummedOperations
@@ -123,9 +122,7 @@ class CpuExecutor:
                 operations = with_adapters = LoraOperations(
                     cpu_operations, target_shapes(config), weights.dtype, self._adapter_rows
                 )
-                model = BaseModel.of(
-                    DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json"), shard
-                )
+                model = BaseModel.of_checkpoint(checkpoint, shard)
                 loaded = LoadedAdapters(with_adapters, model, weights.dtype, max_rank=settings.max_lora_rank)
             if collectives is not None:
                 sum_parts = collectives.sum

@@ -119,9 +119,7 @@ def open_cuda_executor(
             operations: Operations = cuda_operations
             opened: OpenedAdapters | None = None
             if settings.has_adapters:
-                model = BaseModel.of(
-                    DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json"), shard
-                )
+                model = BaseModel.of_checkpoint(checkpoint, shard)
                 opened = OpenedAdapters(settings, model, cuda_operations, torch_dtype, stream)
                 operations = opened.operations
             collectives = None

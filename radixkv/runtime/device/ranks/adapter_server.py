@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import assert_never
 
-from radixkv.errors import CheckpointError, RadixKVError
+from radixkv.errors import CheckpointError
 from radixkv.processes.nice_threads import start_nice_thread
 from radixkv.runtime.device.ranks.frames import (
     AdapterFrame,
     Frames,
+    RankAdapterAnswer,
     RankAdapterCopy,
     RankAdapterDiscarded,
     RankAdapterFill,
-    RankAdapterOpened,
     RankAdapterPut,
     RankAdapterRead,
     RankAdapterRemoved,
@@ -33,7 +33,7 @@ class _Coming:
     outcome: ReadAdapter | AdapterCopy | None = None
     """None: it could not be read, or is being read."""
     thread: threading.Thread | None = None
-    """Which reads or copies it."""
+    """The thread that reads or copies it."""
 
 
 class AdapterServer:
@@ -49,6 +49,8 @@ class AdapterServer:
         self._answers = answers
         self._coming: dict[int, _Coming] = {}
         """By ticket."""
+        self._sending = threading.Lock()
+        """Held while an answer is sent: several threads may have one."""
 
     def receive(self, frame: AdapterFrame) -> None:
         """Begins to read or to copy an adapter, lets rows ask for one, or frees one. Waits for no file."""
@@ -78,30 +80,30 @@ class AdapterServer:
             if coming.thread is not None:
                 coming.thread.join()
 
-    def _begin(self, coming: _Coming, ticket: int, work: Callable[[], RankAdapterOpened]) -> None:
+    def _begin(self, coming: _Coming, ticket: int, work: Callable[[], RankAdapterAnswer]) -> None:
         """Starts a thread that answers with what ``work`` returns, or why it failed."""
         self._coming[ticket] = coming
-        coming.thread = start_nice_thread(lambda: self._answer(work))
+        coming.thread = start_nice_thread(lambda: self._answer(ticket, work))
 
-    def _answer(self, work: Callable[[], RankAdapterOpened]) -> None:
+    def _answer(self, ticket: int, work: Callable[[], RankAdapterAnswer]) -> None:
         try:
             answer = work()
         except CheckpointError as error:
-            answer = RankAdapterOpened(refusal=str(error))
-        except (RadixKVError, RuntimeError, OSError, MemoryError) as error:
-            answer = RankAdapterOpened(failure=f"{type(error).__name__}: {error}")
-        with suppress(OSError):  # rank 0 has ended
+            answer = RankAdapterAnswer(ticket, refusal=str(error))
+        except Exception as error:  # rank 0 waits for the answer, whatever has failed
+            answer = RankAdapterAnswer(ticket, failure=f"{type(error).__name__}: {error}")
+        with self._sending, suppress(OSError):  # rank 0 has ended
             self._answers.send(encode(answer))
 
-    def _read(self, frame: RankAdapterRead) -> RankAdapterOpened:
+    def _read(self, frame: RankAdapterRead) -> RankAdapterAnswer:
         outcome = self._coming[frame.ticket].outcome = self._adapters.read(frame.name, frame.path)
-        return RankAdapterOpened(outcome.digest)
+        return RankAdapterAnswer(frame.ticket, outcome.digest)
 
-    def _fill(self, ticket: int) -> RankAdapterOpened:
+    def _fill(self, ticket: int) -> RankAdapterAnswer:
         copy = self._coming[ticket].outcome
         assert isinstance(copy, AdapterCopy), "a copy comes before its fill"
         copy.fill()
-        return RankAdapterOpened()
+        return RankAdapterAnswer(ticket)
 
     def _end(self, ticket: int) -> ReadAdapter | AdapterCopy | None:
         """Forgets what rank 0 has an answer to; returns what was read or copied."""

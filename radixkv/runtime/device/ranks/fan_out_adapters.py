@@ -2,59 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from threading import Lock
+from typing import Generic, TypeVar
 
 from radixkv.errors import CheckpointError, DeviceError, DeviceLost, shortened
+from radixkv.runtime.device.ranks.adapter_answers import AdapterAnswers
 from radixkv.runtime.device.ranks.frames import (
+    RankAdapterAnswer,
     RankAdapterCopy,
     RankAdapterDiscarded,
     RankAdapterFill,
-    RankAdapterOpened,
     RankAdapterPut,
     RankAdapterRead,
     RankAdapterRemoved,
     RankAdapterWithdrawn,
-    decode,
     encode,
 )
 from radixkv.runtime.device.ranks.processes import RankProcesses
 from radixkv.runtime.step.adapters import AdapterCopy, DeviceAdapters, ReadAdapter
 
+Own = TypeVar("Own", ReadAdapter, AdapterCopy)
+
 
 @dataclass(frozen=True)
-class _ReadByAll:
-    """A ``ReadAdapter`` that all ranks have read."""
+class _OnAll(Generic[Own]):
+    """What all ranks have read or copied, and put or discard together."""
 
-    digest: str
-    invocation_tokens: tuple[int, ...] | None
-    n_bytes: int
     _ticket: int
-    _own: ReadAdapter
+    _own: Own
     _ranks: RankProcesses
 
     def put(self) -> None:
-        """See ``ReadAdapter.put``. Plans that follow reach the other ranks after this."""
+        """See ``ReadAdapter.put`` and ``AdapterCopy.put``. Plans that follow reach the other ranks after this."""
         self._ranks.send(encode(RankAdapterPut(self._ticket)))
         self._own.put()
 
     def discard(self) -> None:
-        """See ``ReadAdapter.discard``."""
+        """See ``ReadAdapter.discard`` and ``AdapterCopy.discard``."""
         with suppress(DeviceLost):  # the other ranks have ended, with their memory
             self._ranks.send(encode(RankAdapterDiscarded(self._ticket)))
         self._own.discard()
 
 
 @dataclass(frozen=True)
-class _CopyOnAll:
+class _ReadByAll(_OnAll[ReadAdapter]):
+    """A ``ReadAdapter`` that all ranks have read."""
+
+    digest: str
+    invocation_tokens: tuple[int, ...] | None
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class _CopyOnAll(_OnAll[AdapterCopy]):
     """An ``AdapterCopy`` that all ranks do."""
 
-    _ticket: int
-    _own: AdapterCopy
     _adapters: FanOutAdapters
-    _ranks: RankProcesses
 
     def fill(self) -> None:
         """See ``AdapterCopy.fill``.
@@ -64,18 +70,7 @@ class _CopyOnAll:
             DeviceLost: another rank has ended.
         """
         self._own.fill()
-        self._adapters.ask(encode(RankAdapterFill(self._ticket)))
-
-    def put(self) -> None:
-        """See ``AdapterCopy.put``. Plans that follow reach the other ranks after this."""
-        self._ranks.send(encode(RankAdapterPut(self._ticket)))
-        self._own.put()
-
-    def discard(self) -> None:
-        """See ``AdapterCopy.discard``."""
-        with suppress(DeviceLost):  # the other ranks have ended, with their memory
-            self._ranks.send(encode(RankAdapterDiscarded(self._ticket)))
-        self._own.discard()
+        self._adapters.ask(RankAdapterFill(self._ticket))
 
 
 class FanOutAdapters:
@@ -91,12 +86,14 @@ class FanOutAdapters:
 
     def __init__(self, own: DeviceAdapters, ranks: RankProcesses) -> None:
         self.sizes = own.sizes
-        """See ``DeviceAdapters.sizes``. Of rank 0; those of each other rank are equal."""
+        """See ``DeviceAdapters.sizes``: those of rank 0, to which each other rank has equal ones."""
         self._own = own
         self._ranks = ranks
         self._tickets = count(1)
-        self._one_question = Lock()
-        """Held while the other ranks read or copy, so that their answers are those to one frame."""
+        self._answers = [
+            AdapterAnswers(ranks.adapters[rank - 1], self._lost(rank)) for rank in range(1, ranks.size)
+        ]
+        """Answers of each other rank."""
 
     def read(self, name: str, path: str) -> ReadAdapter:
         """See ``DeviceAdapters.read``. Where a rank cannot read the adapter, no rank keeps it.
@@ -107,9 +104,9 @@ class FanOutAdapters:
             DeviceLost: another rank has ended.
         """
         own, ticket = self._own.read(name, path), next(self._tickets)
-        everywhere = _ReadByAll(own.digest, own.invocation_tokens, own.n_bytes, ticket, own, self._ranks)
+        everywhere = _ReadByAll(ticket, own, self._ranks, own.digest, own.invocation_tokens, own.n_bytes)
         try:
-            answers = self.ask(encode(RankAdapterRead(ticket, name, path)))
+            answers = self.ask(RankAdapterRead(ticket, name, path))
             self._check(answers, name, own.digest)
         except BaseException:
             everywhere.discard()
@@ -120,24 +117,23 @@ class FanOutAdapters:
         """See ``DeviceAdapters.copy``."""
         own, ticket = self._own.copy(digest), next(self._tickets)
         self._ranks.send(encode(RankAdapterCopy(ticket, digest)))
-        return _CopyOnAll(ticket, own, self, self._ranks)
+        return _CopyOnAll(ticket, own, self._ranks, self)
 
     def withdraw(self, digest: str) -> None:
         """See ``DeviceAdapters.withdraw``. Plans that were sent before reach the other ranks before this."""
         self._ranks.send(encode(RankAdapterWithdrawn(digest)))
         self._own.withdraw(digest)
 
-    def ask(self, frame: bytes) -> list[RankAdapterOpened]:
-        """Sends a frame to the other ranks, and returns what each has done. Any thread may call it.
+    def ask(self, question: RankAdapterRead | RankAdapterFill) -> list[RankAdapterAnswer]:
+        """Asks the other ranks, and returns what each has done. Any thread may call it, also beside others.
 
         Raises:
             DeviceError: a rank failed.
             DeviceLost: a rank has ended.
         """
-        with self._one_question:
-            self._ranks.send(frame)
-            # All answers are taken before one fails: the next question must not find them.
-            answers = [self._answer(rank) for rank in range(1, self._ranks.size)]
+        self._ranks.send(encode(question))
+        # All answers are taken before one fails: a rank told to discard what it still reads would hold up plans.
+        answers = [one.take(question.ticket) for one in self._answers]
         for rank, answer in enumerate(answers, 1):
             if answer.failure is not None:
                 raise DeviceError(f"{self._ranks.name(rank)}: {answer.failure}")
@@ -148,14 +144,10 @@ class FanOutAdapters:
         self._ranks.send(encode(RankAdapterRemoved(digest)))
         self._own.remove(digest)
 
-    def _answer(self, rank: int) -> RankAdapterOpened:
-        frame = self._ranks.adapters[rank - 1].receive()
-        if frame is None:
-            raise self._ranks.lost(f"rank {rank} has ended", "a load or a copy of an adapter")
-        answer: RankAdapterOpened = decode(frame, RankAdapterOpened)
-        return answer
+    def _lost(self, rank: int) -> Callable[[], DeviceLost]:
+        return lambda: self._ranks.lost(f"rank {rank} has ended", "a load or a copy of an adapter")
 
-    def _check(self, answers: list[RankAdapterOpened], name: str, digest: str) -> None:
+    def _check(self, answers: list[RankAdapterAnswer], name: str, digest: str) -> None:
         """Raises ``CheckpointError`` if a rank has not read what rank 0 has."""
         for rank, answer in enumerate(answers, 1):
             if answer.refusal is not None:

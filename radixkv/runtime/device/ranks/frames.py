@@ -95,11 +95,13 @@ class RankAdapterRead(msgspec.Struct, frozen=True, array_like=True, tag=True):
     path: str
 
 
-class RankAdapterOpened(msgspec.Struct, frozen=True, tag=True):
-    """A rank's answer to ``RankAdapterRead``: one of these."""
+class RankAdapterAnswer(msgspec.Struct, frozen=True, tag=True):
+    """A rank's answer to ``RankAdapterRead`` or ``RankAdapterFill``: one of these, none of them after a copy."""
 
+    ticket: int
+    """Ticket of the question."""
     digest: str | None = None
-    """Of what it has read."""
+    """Digest of what it has read."""
     refusal: str | None = None
     """Why the adapter cannot be read, or not be served."""
     failure: str | None = None
@@ -115,10 +117,10 @@ class RankAdapterCopy(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class RankAdapterFill(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A copy that a rank shall do beside steps. The answer is a ``RankAdapterOpened``."""
+    """A copy that a rank shall do beside steps."""
 
     ticket: int
-    """Of its ``RankAdapterCopy``."""
+    """Ticket of its ``RankAdapterCopy``."""
 
 
 class RankAdapterWithdrawn(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -131,14 +133,14 @@ class RankAdapterPut(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """An adapter that is loaded, or in its slot, for the plans behind this frame."""
 
     ticket: int
-    """Of its ``RankAdapterRead`` or ``RankAdapterCopy``."""
+    """Ticket of its ``RankAdapterRead`` or ``RankAdapterCopy``."""
 
 
 class RankAdapterDiscarded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """An adapter that was read or copied for nothing, or could not be read."""
 
     ticket: int
-    """Of its ``RankAdapterRead`` or ``RankAdapterCopy``."""
+    """Ticket of its ``RankAdapterRead`` or ``RankAdapterCopy``."""
 
 
 class RankAdapterRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -156,7 +158,8 @@ AdapterFrame = (
     | RankAdapterWithdrawn
     | RankAdapterRemoved
 )
-"""What a rank gets between plans, in the order in which rank 0 has done the same."""
+"""What a rank gets between plans: what it shall do with adapters, in this order."""
+
 _OfStart = RankStart | RankStore | RankValue | RankRefused
 _OfCopies = RankMemory | RankCopy | RankSlots | RankCopied
 
@@ -205,7 +208,7 @@ class Frames:
         return bytes(parts)
 
 
-def encode(message: _OfStart | _OfCopies | StepPlan | AdapterFrame | RankAdapterOpened) -> bytes:
+def encode(message: _OfStart | _OfCopies | StepPlan | AdapterFrame | RankAdapterAnswer) -> bytes:
     """Returns the frame of a message."""
     return msgspec.msgpack.encode(message)
 

@@ -137,6 +137,7 @@ def test_all_ranks_have_an_adapter_once_it_is_put(ranks: Ranks) -> None:
         ),
         (MemoryError(), DeviceError, "rank 2: MemoryError"),
         (RuntimeError("out of memory"), DeviceError, "rank 2: RuntimeError: out of memory"),
+        (ValueError("not finite"), DeviceError, "rank 2: ValueError: not finite"),
     ],
 )
 def test_no_rank_keeps_what_one_cannot_load(
@@ -144,10 +145,20 @@ def test_no_rank_keeps_what_one_cannot_load(
 ) -> None:
     ranks.devices[2].error = error
     with pytest.raises(expected, match=text):
-        ranks.fan_out.read("sql", "/a")
+        Background(lambda: ranks.fan_out.read("sql", "/a")).result()
     assert not any(device.undecided for device in ranks.devices)
     ranks.devices[2].error = None
     ranks.fan_out.read("sql", "/a").put()
+
+
+@pytest.mark.parametrize("error", [MemoryError("none"), ValueError("not finite")])
+def test_a_copy_that_fails_on_one_rank_is_an_error(ranks: Ranks, error: Exception) -> None:
+    ranks.fan_out.read("sql", "/a").put()
+    copy = ranks.fan_out.copy("a")
+    ranks.devices[2].error = error
+    with pytest.raises(DeviceError, match=f"rank 2: {type(error).__name__}: {error}"):
+        Background(copy.fill).result()
+    copy.discard()
 
 
 def test_what_rank_0_refuses_reaches_no_other(ranks: Ranks) -> None:
@@ -184,6 +195,18 @@ def test_reads_of_two_threads_take_their_own_answers(ranks: Ranks) -> None:
         second.result()
 
 
+def test_a_copy_does_not_wait_for_a_slow_read_of_another_rank(ranks: Ranks) -> None:
+    ranks.fan_out.read("one", "/a").put()
+    ranks.devices[2].may_read.clear()
+    reader = Background(lambda: ranks.fan_out.read("two", "/b"))
+    copy = ranks.fan_out.copy("a")
+    Background(copy.fill).result()
+    copy.put()
+    assert reader.is_running
+    ranks.devices[2].may_read.set()
+    reader.result().put()
+
+
 def test_room_that_rank_0_frees_is_free_on_all_when_it_is_taken(ranks: Ranks) -> None:
     """Where the other ranks get frames late, in their order."""
     for digest in "ab":
@@ -218,6 +241,10 @@ class Background:
             self._outcome = call()
         except Exception as error:
             self._outcome = error
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
 
     def result(self) -> Any:
         self._thread.join(10.0)

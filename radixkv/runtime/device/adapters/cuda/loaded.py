@@ -61,7 +61,6 @@ class CudaAdapters:
     Args:
         memory: with the products of the decoder, and allocated.
         model: the base model, or a rank's part of it.
-        dtype: of the matrices.
         max_rank: most ranks of an adapter.
         stream: of the steps.
     """
@@ -70,18 +69,16 @@ class CudaAdapters:
         self,
         memory: AdapterMemory,
         model: BaseModel,
-        dtype: torch.dtype,
         *,
         max_rank: int,
         stream: torch.cuda.Stream | None,
     ) -> None:
         self.sizes: dict[str, int] = {}
-        """See ``DeviceAdapters.sizes``."""
+        """See ``DeviceAdapters.sizes``: the bytes of the files, which a rank has whole."""
         self.slots: dict[str, int] = {}
         """The slot of each adapter that rows may ask for, by its digest."""
         self._memory = memory
         self._model = model
-        self._dtype = dtype
         self._max_rank = max_rank
         self._stream = stream
         self._kept: dict[str, AdapterMatrices] = {}
@@ -103,8 +100,7 @@ class CudaAdapters:
             CheckpointError: a module of the adapter is in no product of the decoder.
         """
         self._memory.check(folder)
-        n_bytes = folder.n_values * self._dtype.itemsize
-        return PreparedCudaAdapter(folder.digest, folder.invocation_tokens, n_bytes, folder, self)
+        return PreparedCudaAdapter(folder.digest, folder.invocation_tokens, folder.folder.n_bytes, folder, self)
 
     def keep(self, folder: AdapterMatrices, n_bytes: int) -> None:
         """Loads a prepared adapter, until ``remove``."""

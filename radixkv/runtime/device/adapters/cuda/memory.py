@@ -15,7 +15,7 @@ from radixkv.runtime.device.weights.layer_weights import Part
 
 _ALIGNED_VALUES = 64
 _ALIGNED_ENTRIES = 4
-"""Of ranks and scales of a product: as many as 16 bytes have."""
+"""Ranks and scales of a product are padded to a multiple of it: as many as 16 bytes have."""
 _STAGING_VALUES = 2 << 20
 
 

@@ -12,11 +12,11 @@ SPARE_SLOTS = 1
 
 
 def memory_bytes(model: DecoderConfig, max_loras: int, max_rank: int, dtype: torch.dtype) -> int:
-    """Returns the memory that the adapters of a model take on a GPU, whatever their ranks and modules are.
+    """Returns the memory of all slots for adapters on a GPU, whatever ranks and modules the adapters have.
 
     Args:
         model: the base model, or what a rank computes of it.
-        max_loras: adapters that are loaded at once.
+        max_loras: adapters that one step can have.
         max_rank: most ranks of an adapter.
         dtype: of activations.
     """

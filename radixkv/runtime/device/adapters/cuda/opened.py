@@ -42,8 +42,8 @@ class OpenedAdapters:
         self._sources = settings.adapters
         self._model = model
         self._memory = AdapterMemory(n_slots, settings.max_lora_rank, dtype, stream.device)
-        self.adapters = CudaAdapters(self._memory, model, dtype, max_rank=settings.max_lora_rank, stream=stream)
-        """Those that rows may ask for."""
+        self.adapters = CudaAdapters(self._memory, model, max_rank=settings.max_lora_rank, stream=stream)
+        """Adapters that rows may ask for."""
         self.step = StepAdapters(
             self.adapters.slots,
             max_tokens=settings.max_num_batched_tokens,
@@ -51,11 +51,11 @@ class OpenedAdapters:
             n_slots=n_slots,
             device=stream.device,
         )
-        """Those of a step's rows."""
+        """Adapters of a step's rows."""
         self.operations = CudaLoraOperations(
             operations, model.config.activation, target_shapes(model.config), self._memory, self.step
         )
-        """Those of the decoder."""
+        """Operations of the decoder."""
 
     def load(self) -> None:
         """Allocates the memory of all slots, and loads the adapters of the settings into host memory.
