@@ -25,7 +25,7 @@ from radixkv.runtime.tiers.stores.file_store import FileStore
 from radixkv.runtime.tiers.stores.object_store import ObjectStore
 from radixkv.runtime.tiers.stores.page_keys import KVIdentity, root_key
 from radixkv.runtime.tiers.stores.page_store import PageStore
-from radixkv.runtime.tiers.stores.shared_cache import CacheInMemory, CacheOfObjects, SharedCache
+from radixkv.runtime.tiers.stores.shared_cache import ObjectCache, SharedCache, SharedMemoryCache
 from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.tree.states import BLOCK_TOKENS
@@ -44,8 +44,8 @@ def open_shared_cache(url: str) -> SharedCache:
         ConfigError: its package is missing, or the store cannot be used.
     """
     if url.startswith("shm:"):
-        return CacheInMemory(url)
-    return CacheOfObjects(open_objects(url), url)
+        return SharedMemoryCache(url)
+    return ObjectCache(open_objects(url), url)
 
 
 def open_objects(url: str) -> ObjectStore:

@@ -121,6 +121,10 @@ class JoinedStore:
             n_pages += n_more
         return n_pages
 
+    def has(self, key: bytes) -> bool:
+        """See ``PageStore``. O(stores)."""
+        return any(place.store.has(key) for place in self.places)
+
     def run_of_all(self, keys: Sequence[bytes]) -> int:
         """Returns the number of leading keys that each store is known to have. O(that number)."""
         return min(place.store.run(keys) for place in self.places)

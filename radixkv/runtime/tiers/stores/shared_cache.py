@@ -29,7 +29,7 @@ class SharedCache(Protocol):
         """Lets go of the store."""
 
 
-class CacheOfObjects:
+class ObjectCache:
     """A ``SharedCache`` in an ``ObjectStore``.
 
     Args:
@@ -50,7 +50,7 @@ class CacheOfObjects:
         self._objects.close()
 
 
-class CacheInMemory:
+class SharedMemoryCache:
     """A ``SharedCache`` in memory that the servers of one machine map.
 
     Args:
