@@ -4,8 +4,8 @@ For each question some documents are found, reranked and put into a prompt, whic
 are asked once for each order of documents; the table says how many prompt tokens were cached.
 
     python examples/rag/rag.py --url http://127.0.0.1:8000
-    python examples/rag/rag.py --url http://127.0.0.1:8000 --embeddings http://127.0.0.1:8003 \\
-        --reranker http://127.0.0.1:8004
+    python examples/rag/rag.py --url http://127.0.0.1:8000 --embeddings http://127.0.0.1:8001 \\
+        --reranker http://127.0.0.1:8002
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def main() -> int:
     parser.add_argument("--orders", nargs="+", choices=ORDERS, default=list(ORDERS), help="(default: all)")
     try:
         run(parser.parse_args())
-    except (RunError, OSError) as error:
+    except (RunError, OSError, UnicodeDecodeError) as error:
         print(f"rag.py: error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -80,7 +80,7 @@ def _summary(choice: Choice) -> str:
     parts = [
         f"{_count(choice.tokens, 'token')}, {choice.prompt_tokens:,} of the prompt",
         f"{_count(choice.pages, 'page')}: {choice.in_tree:,} in the tree, {choice.shared:,} of these shared "
-        f"with other running requests, {choice.own:,} own",
+        f"with other block tables, {choice.own:,} own",
     ]
     if choice.loading_from is not None:
         parts.append(f"{choice.loading:,} coming from {choice.loading_from}")

@@ -59,7 +59,7 @@ class ChoiceTable(msgspec.Struct, frozen=True):
     n_in_tree: int = 0
     """Entries that are pages of the tree."""
     n_shared: int = 0
-    """Those of them that other block tables have, too."""
+    """How many of these other block tables have, too."""
     n_own: int = 0
     """Entries that are its own pages, which it writes."""
     n_freed: int = 0

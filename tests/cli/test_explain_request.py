@@ -45,7 +45,7 @@ def test_a_table_is_drawn_as_logical_and_physical_pages(
     assert shown(fake, capsys, choice(table=table)) == [
         "request 1&2, 16 tokens a page",
         "choice 0, running: 37 tokens, 20 of the prompt; 3 pages: 2 in the tree, 1 of these shared with other "
-        "running requests, 1 own; batch slot 4",
+        "block tables, 1 own; batch slot 4",
         "  logical  physical  filled  references    tier  page",
         "        0       117   16/16           2  device  tree",
         "        1         3   16/16           1  device  tree",

@@ -166,8 +166,14 @@ class Tiers:
         """Returns the block table of a loaded request."""
         raise KeyError(request.id)
 
-    def awaited(self, request: Request) -> AwaitedPages:
-        """Returns what a loading request waits for."""
+    def awaited(self, request: Request, *, are_counted: bool = True) -> AwaitedPages:
+        """Returns what a loading request waits for.
+
+        Args:
+            request: the request.
+            are_counted: whether pages of a copy that was begun for another request are counted, in O(tokens); they
+                are 0 otherwise.
+        """
         raise KeyError(request.id)
 
     def take(self, request: Request) -> None:

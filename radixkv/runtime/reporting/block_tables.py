@@ -37,7 +37,8 @@ class _Held(NamedTuple):
 def make_tables(scheduler: Scheduler, message: GetTables, requests: Iterable[Sequence[Request]]) -> Tabled:
     """Returns the answer to ``GetTables``. Changes nothing.
 
-    O(block tables · edges of their paths), and O(pages told).
+    O(block tables · edges of their paths), and O(pages told). The pages that a request waits for in a copy that was
+    begun for another one are counted only if the message names the request, in O(tokens) for each of its choices.
 
     Args:
         scheduler: has the caches.
@@ -58,7 +59,10 @@ def make_tables(scheduler: Scheduler, message: GetTables, requests: Iterable[Seq
             break
         n_left -= len(choices)
         shown = range(message.first, message.first + n_pages)
-        of_choices = tuple(_choice_table(one, _held(one, tiers), n_refs, scheduler.cache, shown) for one in choices)
+        of_choices = tuple(
+            _choice_table(one, _held(one, tiers, are_counted=bool(asked)), n_refs, scheduler.cache, shown)
+            for one in choices
+        )
         told.append(RequestTables(choices[0].id, choices[0].sender, of_choices))
     return Tabled(message.id, _pool_use(scheduler.cache, tables, n_refs), tuple(told), len(chosen) - len(told))
 
@@ -67,13 +71,13 @@ def _open_tables(scheduler: Scheduler) -> Iterator[BlockTable]:
     """Yields the block tables of running, releasing and loading requests."""
     yield from scheduler.running.block_tables()
     for request in scheduler.tiers.requests():
-        if (blocks := scheduler.tiers.awaited(request).blocks) is not None:
+        if (blocks := scheduler.tiers.awaited(request, are_counted=False).blocks) is not None:
             yield blocks
 
 
-def _held(request: Request, tiers: Tiers) -> _Held:
+def _held(request: Request, tiers: Tiers, *, are_counted: bool) -> _Held:
     if request.phase is Phase.LOADING:
-        awaited = tiers.awaited(request)
+        awaited = tiers.awaited(request, are_counted=are_counted)
         return _Held(awaited.blocks, awaited)
     return _Held(request.block_table, None)
 

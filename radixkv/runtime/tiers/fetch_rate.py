@@ -20,7 +20,7 @@ class FetchRate:
         self._n = 0
         self._mean_tokens = self._mean_s = 0.0
         self._variance = self._covariance = 0.0
-        """Of tokens, and of tokens and seconds."""
+        """The variance of tokens, and their covariance with seconds."""
 
     @property
     def is_known(self) -> bool:

@@ -167,8 +167,8 @@ class MemoryTiers(Tiers):
         """The block table of a loaded request, with its loaded pages. O(1)."""
         return self._loads[request].load.blocks
 
-    def awaited(self, request: Request) -> AwaitedPages:
-        """See ``Tiers.awaited``. Of a load that it joined, these are the pages of its own tokens. O(tokens)."""
+    def awaited(self, request: Request, *, are_counted: bool = True) -> AwaitedPages:
+        """See ``Tiers.awaited``. Of a load that it joined, these are the pages of its own tokens."""
         page_size, loading = self._cache.page_size, self._loads.get(request)
         if loading is not None:
             load = loading.load
@@ -176,8 +176,8 @@ class MemoryTiers(Tiers):
             slots = () if load.is_done else load.place.pages[first : first + len(load.pages)]
             return AwaitedPages("host", first, len(slots), slots, load.blocks)
         copy = self._joined[request]
-        if isinstance(copy, Lookup):
-            return AwaitedPages("storage", 0, 0)
+        if isinstance(copy, Lookup) or not are_counted:
+            return AwaitedPages("storage" if isinstance(copy, Lookup | Fetch) else "host", 0, 0)
         first, last = (
             copy.start // page_size,
             n_common_tokens(bytes(request.tokens), bytes(copy.tokens)) // page_size,

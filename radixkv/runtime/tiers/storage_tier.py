@@ -389,7 +389,10 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         load.from_shared = list(self._ranges_from_shared(load, self.store.take_sources(finished.ticket)))
         self.changes.add_stored(load.namespace, bytes(load.tokens))
         read = bytes(load.tokens[: (load.start + load.n_tokens) * TOKEN_BYTES])
-        if load.n_tokens and self.store.are_uneven(self._chain.keys(load.namespace, read)):
+        copied = [self._chain.keys(load.namespace, read)]
+        if load.state is not None and self._states is not None:
+            copied += [self._states.all(load.place.keys[entry]) for entry in load.state.parts]
+        if load.n_tokens and any(map(self.store.are_uneven, copied)):
             self.offer(load.namespace, read)  # once the host tier has them
 
     def _ranges_from_shared(self, load: Fetch, sources: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -197,3 +197,19 @@ def test_states_come_from_the_store_that_has_them(lost: int) -> None:
     assert pages_read(engine)[lost] == 0
     assert len(engine.stores[lost].pages) > 0, "it has been written again"
     assert len(engine.stores[lost].pages) <= n_pages
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_state_that_one_store_has_lost_is_written_again(lost: int) -> None:
+    engine = Engine(n_pages=32, page_size=4, n_slots=60, has_disk=True, n_more_stores=1, n_states=8)
+    engine.serve(prompt(N_TOKENS), max_tokens=1)
+    engine.store_all()
+    store = engine.stores[lost]
+    states = store.pages.keys() - started_again().stores[0].pages.keys()
+    assert 0 < len(states) < len(store.pages)
+    forget(engine)
+    for key in states:
+        del store.pages[key]
+    ask(engine)
+    engine.store_all()
+    assert store.pages.keys() & states, "the state that was fetched"
