@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import time
@@ -24,7 +23,6 @@ TIERS = ("--host-memory", "64MiB", "--load-policy", "always", "--max-total-token
 STORY = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month? "
 COLD = {"device": 0, "host": 0, "storage": 0}
 Start = Callable[..., AbstractContextManager[LiveServer]]
-_numbers = itertools.count()
 
 
 @pytest.fixture
@@ -34,12 +32,11 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def start(sensitive: Path, tmp_path: Path, url: str) -> Start:
+def start(sensitive: Path, tmp_path_factory: pytest.TempPathFactory, url: str) -> Start:
     """Starts servers, each with a folder of its own for ``errors``."""
 
     def start_one(*flags: str, model: Path = sensitive) -> AbstractContextManager[LiveServer]:
-        (folder := tmp_path / f"server{next(_numbers)}").mkdir()
-        return serving(model, folder / "errors", *TIERS, "--cache-url", url, *flags)
+        return serving(model, tmp_path_factory.mktemp("s") / "errors", *TIERS, "--cache-url", url, *flags)
 
     return start_one
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,11 +15,12 @@ from support.live import LiveServer, serving, wait_for
 TIERS = ("--host-memory", "64MiB", "--load-policy", "always", "--max-total-tokens", "1024", "--max-num-seqs", "8")
 PROMPT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month? " * 3
 Start = Callable[..., AbstractContextManager[LiveServer]]
-_numbers = itertools.count()
 
 
 @pytest.fixture(params=["shm", "file"])
-def start(request: pytest.FixtureRequest, sensitive: Path, tmp_path: Path) -> Start:
+def start(
+    request: pytest.FixtureRequest, sensitive: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Start:
     """Starts servers with folders of their own, which share memory or a folder."""
     (tmp_path / "memory").mkdir()
     url = {"shm": f"shm://kv?size=32MiB&folder={tmp_path}/memory", "file": f"file://{tmp_path}/shared"}[
@@ -28,9 +28,8 @@ def start(request: pytest.FixtureRequest, sensitive: Path, tmp_path: Path) -> St
     ]
 
     def start_one(own: str, *flags: str) -> AbstractContextManager[LiveServer]:
-        (folder := tmp_path / f"server{next(_numbers)}").mkdir()
         places = ("--cache-dir", str(tmp_path / own), "--cache-url", url)
-        return serving(sensitive, folder / "errors", *TIERS, *places, *flags)
+        return serving(sensitive, tmp_path_factory.mktemp("s") / "errors", *TIERS, *places, *flags)
 
     return start_one
 
@@ -83,8 +82,11 @@ def test_a_prompt_is_on_disk_and_in_the_shared_store(start: Start) -> None:
         assert details["storage"] <= 16
 
 
-def test_a_folder_that_is_too_small_is_refused_as_without_a_shared_store(sensitive: Path, tmp_path: Path) -> None:
-    (errors := tmp_path / "errors").mkdir()
+def test_a_folder_that_is_too_small_is_refused_as_without_a_shared_store(
+    sensitive: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     places = ("--cache-dir", str(tmp_path / "own"), "--cache-url", f"file://{tmp_path}/shared")
-    error = failed_start_error(errors, str(sensitive), *TIERS, *places, "--cache-dir-size", "1KiB")
+    error = failed_start_error(
+        tmp_path_factory.mktemp("s"), str(sensitive), *TIERS, *places, "--cache-dir-size", "1KiB"
+    )
     assert "the cache folder may take 1024 bytes" in error

@@ -148,7 +148,7 @@ def test_the_host_tier_keeps_what_waiting_requests_will_load(has_disk: bool) -> 
     cache(engine, [prompt(40, first=number) for number in (50, 51)])
     engine.cache.flush()
     if has_disk:
-        engine.store.clear()
+        engine.store.pages.clear()
     running = engine.add(prompt(140, first=70), max_tokens=40)
     engine.turn()
     request = engine.add([*prefix(0), 90], max_tokens=1)
