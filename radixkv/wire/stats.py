@@ -39,7 +39,7 @@ class HostStats(msgspec.Struct, frozen=True):
     pages_loaded_ahead_total: int = 0
     """The part of ``pages_loaded_total`` that was loaded before it was the turn of the prompt that needed it."""
     pages_loaded_ahead_used_by_waiting_total: int = 0
-    """Those of them that were loaded for a waiting request, and were still on the device when its turn came.
+    """Pages loaded ahead for a waiting request that were still on the device when its turn came.
 
     What was loaded for chats that are expected back counts in ``PauseStats.returns_on_device_total``."""
 
@@ -154,7 +154,7 @@ class PauseStats(msgspec.Struct, frozen=True):
     returns_total: int
     """Pauses that a prompt has ended."""
     returns_on_device_total: int
-    """Those of them whose conversation was on the device as a whole."""
+    """The ended pauses whose conversation was on the device as a whole."""
     given_up_total: int
     """Pauses that took too long."""
     kinds: dict[str, PauseKindStats] = {}

@@ -52,7 +52,7 @@ class EngineCounts(NamedTuple):
     n_pages_loaded_ahead: int | None
     """Pages that were loaded before the turn of their request; None without a host tier."""
     n_pages_loaded_ahead_used: int | None
-    """Those of them that a request has used for which they were loaded."""
+    """How many of these a request has used for which they were loaded."""
 
 
 def likely_states(cache: PageCache) -> States:

@@ -56,7 +56,7 @@ class _Times:
     """The longest pause that has ended, or less."""
     n_returned: int = 0
     n_on_device: int = 0
-    """Those of them whose conversation was on the device as a whole."""
+    """The ended pauses whose conversation was on the device as a whole."""
     n_ended: int = 0
     """Those that have returned, and those that were given up."""
 

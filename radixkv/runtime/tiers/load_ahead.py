@@ -30,7 +30,7 @@ class Brought:
     fetched: list[tuple[int, int]] = field(default_factory=list)
     """Positions that were fetched from disk or a shared store."""
     from_shared: list[tuple[int, int]] = field(default_factory=list)
-    """Those of them that came from a shared store."""
+    """The fetched positions that came from a shared store."""
     is_looked_up: bool = False
     """Whether a store that servers share was asked for its pages."""
     may_fetch: bool = True
@@ -64,7 +64,7 @@ class LoadAhead:
         self.n_loaded = 0
         """Pages loaded ahead since the start."""
         self.n_used = 0
-        """Those of them that a request has used for which they were loaded."""
+        """How many of these a request has used for which they were loaded."""
         self._brought: dict[NeededPrompt, Brought] = {}
         """By prompt, until it is settled or nothing is to be copied for it any more."""
         self._copies: dict[NeededPrompt, HostLoad | Fetch | Lookup] = {}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from radixkv.runtime.tiers.fetch_rate import FetchRate
 from radixkv.runtime.tiers.stores.page_keys import StateKeys
-from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, PageStore, Removal, StoreHealth
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore, Removal, StoreHealth
 
 MAX_PASSED_OVER = 32
 """After so many loads of pages that a place had and another one gave, that place gives them, to measure its rate
@@ -102,11 +102,6 @@ class JoinedStore:
     def n_pages(self) -> int:
         """Pages in all stores; one that two have counts twice."""
         return sum(place.store.n_pages for place in self.places)
-
-    @property
-    def counts(self) -> PageCounts:
-        """What has become of the pages of all stores."""
-        return PageCounts(*map(sum, zip(*(place.store.counts for place in self.places), strict=True)))
 
     @property
     def health(self) -> StoreHealth | None:
