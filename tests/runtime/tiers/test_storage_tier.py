@@ -83,7 +83,7 @@ def test_a_request_fetches_once_only_if_pages_cannot_be_read() -> None:
     assert request.phase is Phase.FINISHED, "it fetches without end"
     finish(engine)
     assert sources(request) == (8, 8, 8)
-    assert engine.host_tier.disk.store.counts.n_lost == 0, "the store has them still"
+    assert engine.store.counts.n_lost == 0, "the store has them still"
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
