@@ -250,7 +250,7 @@ class SingleAnswer(PromptAnswers[None]):
         self.cache_miss: dict[str, Any] | None = None
         """Why the prompt was not cached further, known at the end; None if it lacked less than a page."""
         self.eviction_fields: dict[str, dict[str, int]] = {}
-        """What the usage says of KV that the answer went on without, known at the end; nothing of an exact answer."""
+        """What the usage says of KV that the answer went on without, known at the end; none of an exact one."""
         self._tokenizer = served_model.tokenizer
         self._answers = Answers([self], client, arrived, chat.format_field)
         self._page_size = served_model.ready.page_size

@@ -328,8 +328,8 @@ class CacheConfig:
             raise ConfigError("state_memory_bytes needs enable_prefix_caching: the prefix cache keeps the states")
         if (self.kv_budget is None) != (self.kv_eviction == "none"):
             raise ConfigError(
-                f"kv_eviction is {self.kv_eviction} and kv_budget {self.kv_budget}; set both, such as --kv-eviction "
-                "paged --kv-budget 2048, or neither"
+                f"kv_eviction is {self.kv_eviction} and kv_budget {self.kv_budget}; set both, such as "
+                "--kv-eviction paged --kv-budget 2048, or neither"
             )
         if self.kv_budget is not None and self.kv_budget < MIN_BUDGET_PAGES * self.page_size:
             raise ConfigError(

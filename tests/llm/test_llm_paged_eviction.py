@@ -55,7 +55,7 @@ def scores(cache: DynamicCache) -> Tensor:
 
 
 def expected(folder: Path, kv_budget: int) -> tuple[list[int], list[float], int]:
-    """Returns tokens and logprobs of an answer of which the cache keeps the pages of the highest scores; and how many
+    """Returns tokens and logprobs of an answer whose cache keeps the pages of the highest scores; and how many
     tokens it has lost."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     cache = DynamicCache()

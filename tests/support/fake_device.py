@@ -489,7 +489,8 @@ class FakeDevice:
         assert page not in self.free_pages, "a free page is scored"
         assert page in self.tables[row.batch_slot], "a row asks for the score of another request's page"
         values = [self.kv.get((page, offset)) for offset in range(self.page_size)]
-        assert all(isinstance(value, KVValue) or value == NAN for value in values), "a page is scored that is not full"
+        are_written = all(isinstance(value, KVValue) or value == NAN for value in values)
+        assert are_written, "a page is scored that is not full"
         last = values[-1]
         return page_score(last.end) if isinstance(last, KVValue) else 0.0
 
@@ -735,7 +736,7 @@ class FakeDevice:
         previous = None if first else start(self.namespaces[row.batch_slot])
         skips = self.skips.get(row.batch_slot) or SkippedPages((), ())
         for position in range(first, row.start + row.n_tokens):
-            entry, offset = divmod(position, self.page_size)
+            entry = position // self.page_size
             if entry in skips.entries:
                 previous = skips.ends[skips.entries.index(entry)]
                 continue

@@ -36,8 +36,8 @@ class BlockTable:
     """Number of leading entries whose pages were freed because they lie behind every layer's window. No row reads
     them any more; other requests may have their pages. 0 with a lease."""
     n_on_device: int = 0
-    """Number of leading entries, without skipped ones, that the device has in the block table of the request's batch
-    slot."""
+    """Number of leading entries that the device has in the block table of the batch slot; skipped ones do not
+    count."""
     replaced: list[ReplacedPage] = field(default_factory=list)
     """Own pages that are to be freed once no launched step reads them: duplicates, and those of skipped entries."""
     skipped: list[int] = field(default_factory=list)

@@ -460,8 +460,8 @@ class PageCache:
     def skip(self, blocks: BlockTable, entries: Sequence[int], last_step: int) -> int:
         """Lets the next rows of a block table skip pages: they read the others alone, at the positions of these.
 
-        From now on nothing of the table is committed: what its rows compute depends on what they have skipped. Pages
-        of the tail wait in ``replaced`` until ``free_replaced``; those of the tree stay leased.
+        From now on nothing of the table is committed: what its rows compute depends on what they have skipped.
+        Pages of the tail wait in ``replaced`` until ``free_replaced``; those of the tree stay leased.
 
         O(pages). See docs/decisions/0088-paged-eviction.md.
 

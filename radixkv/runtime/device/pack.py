@@ -278,10 +278,12 @@ def _check_plan(plan: StepPlan, n_batch_slots: int, n_pages: int) -> None:
         twice = next(batch_slot for batch_slot in batch_slots if batch_slots.count(batch_slot) > 1)
         raise DeviceError(f"step {plan.step}: two rows have batch slot {twice}")
     for row in plan.rows:
+        if row.n_skipped < 0:
+            raise DeviceError(f"step {plan.step}, batch slot {row.batch_slot}: the row skips {row.n_skipped} pages")
         if row.scored_pages and not 0 <= min(row.scored_pages) <= max(row.scored_pages) < n_pages:
             raise DeviceError(
-                f"step {plan.step}, batch slot {row.batch_slot}: pages {row.scored_pages} are to be scored of a pool "
-                f"of {n_pages}"
+                f"step {plan.step}, batch slot {row.batch_slot}: pages {row.scored_pages} are to be scored of a "
+                f"pool of {n_pages}"
             )
     pages = [page for pair in plan.copies for page in pair]
     if pages and not 0 <= min(pages) <= max(pages) < n_pages:

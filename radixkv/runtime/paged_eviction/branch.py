@@ -44,7 +44,7 @@ class PagedEvictions:
 
         Raises:
             UnsupportedFeature: this engine can drop none.
-            InvalidRequest: the request has something else for which all pages must stay, or the budget is too small.
+            InvalidRequest: the request asks for something else that needs all pages, or the budget is too small.
         """
         if self._refusal is not None:
             raise UnsupportedFeature(self._refusal, param="kv_budget")
@@ -53,13 +53,13 @@ class PagedEvictions:
             "use_beam_search": sampling.use_beam_search,
             "n": sampling.n > 1,
             "prompt_logprobs": sampling.prompt_logprobs is not None,
-            "pins": bool(message.pins),
+            "a pinned prompt (prompt_cache_options, cache_control)": bool(message.pins),
             "prediction": bool(message.prediction),
         }
         for name, is_asked in excluded.items():
             if is_asked:
                 raise InvalidRequest(
-                    f"{name} does not work with kv_budget {budget}, which drops pages of the request; leave {name} "
+                    f"{name} does not work with kv_budget {budget}, which drops pages of the request; leave it "
                     "out, or set kv_budget to 0",
                     param="kv_budget",
                 )

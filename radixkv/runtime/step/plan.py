@@ -114,8 +114,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     adapter_start: int = 0
     """Position from which on it does, at or before the row's last one."""
     n_skipped: int = 0
-    """Filled pages before ``start`` that its block table leaves out: entry ``i`` of the table has the positions of
-    page ``i + n_skipped`` from that of ``start`` on, and those of earlier pages before."""
+    """Pages before ``start`` that its block table leaves out, and to which it does not attend: from ``start`` on,
+    position ``p`` is in entry ``p // page_size - n_skipped``."""
     scored_pages: tuple[int, ...] = ()
     """Pages of its request to score after the step, see ``StepResult.page_scores``."""
 

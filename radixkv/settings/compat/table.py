@@ -379,7 +379,7 @@ REFUSED = (
         {
             Place.RESPONSES: "stop top_k",
             Place.RESPONSES | Place.MESSAGES: "n=1 seed min_p presence_penalty=0 frequency_penalty=0 "
-            "repetition_penalty=1 logit_bias logprobs=false kv_budget=0",
+            "repetition_penalty=1 logit_bias logprobs=false",
         },
         "use /v1/chat/completions",
     ),

@@ -79,7 +79,6 @@ def test_a_small_case_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert request.kv_eviction.use.fields == {"kv_budget": 6, "skipped_tokens": 10, "freed_tokens": 0}
 
 
-
 def test_what_the_tree_has_is_skipped_and_what_it_has_not_is_freed() -> None:
     engine = Engine(64, 4)
     tokens = prompt(20)

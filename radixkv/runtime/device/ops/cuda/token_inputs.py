@@ -18,7 +18,8 @@ _PAGES = 256
 _TOKENS = 256
 """Tokens of one row per program, or rows per program where each row has one token."""
 _UNALIGNED = (
-    "batch_slots starts n_tokens firsts write_starts n_skipped ids_in ids_out positions_out slot_mapping_out window_slots_out"
+    "batch_slots starts n_tokens firsts write_starts n_skipped ids_in ids_out positions_out slot_mapping_out "
+    "window_slots_out"
 ).split()
 """Arguments that are slices at any offset: kernels must not be specialised on their alignment."""
 
