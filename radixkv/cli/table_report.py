@@ -38,6 +38,7 @@ class Choice(msgspec.Struct):
     loading: int = 0
     loading_from: str | None = None
     freed: int = 0
+    skipped: int = 0
     window_pages: int = 0
     batch_slot: int | None = None
 
@@ -85,7 +86,9 @@ def _summary(choice: Choice) -> str:
     if choice.loading_from is not None:
         parts.append(f"{choice.loading:,} coming from {choice.loading_from}")
     if choice.freed:
-        parts.append(f"{choice.freed:,} freed behind the window")
+        parts.append(f"{choice.freed:,} freed")
+    if choice.skipped:
+        parts.append(f"{choice.skipped:,} of those in the tree not read, as its kv_budget asks")
     if choice.window_pages:
         parts.append(_count(choice.window_pages, "window page"))
     if choice.batch_slot is not None:

@@ -249,6 +249,8 @@ class SingleAnswer(PromptAnswers[None]):
         """Whether an answer that ends by its length has filled the context."""
         self.cache_miss: dict[str, Any] | None = None
         """Why the prompt was not cached further, known at the end; None if it lacked less than a page."""
+        self.eviction_fields: dict[str, dict[str, int]] = {}
+        """What the usage says of KV that the answer went on without, known at the end; none of an exact one."""
         self._tokenizer = served_model.tokenizer
         self._answers = Answers([self], client, arrived, chat.format_field)
         self._page_size = served_model.ready.page_size
@@ -257,6 +259,8 @@ class SingleAnswer(PromptAnswers[None]):
         """See ``PromptAnswers.absorb``."""
         if delta.done is not None and delta.done.miss is not None:
             self.cache_miss = miss_fields(delta.done.miss, self._tokenizer)
+        if delta.done is not None and delta.done.kv_eviction is not None:
+            self.eviction_fields = {"kv_eviction": delta.done.kv_eviction.fields}
         return super().absorb(delta)
 
     @property

@@ -55,6 +55,7 @@ class SharedSampling(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    kv_budget: Int64 | None = None
     logit_bias: dict[int, float] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Int64] | None = None

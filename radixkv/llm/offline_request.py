@@ -8,7 +8,15 @@ from radixkv.generation.output import ChoiceStream, OutputDelta
 from radixkv.llm.outputs import CompletionOutput, Logprob, RequestOutput
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_use import CacheUse
-from radixkv.wire.messages import Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs, unpack_tokens
+from radixkv.wire.messages import (
+    Done,
+    KVEvictionUse,
+    NewTokens,
+    PromptLogprobs,
+    Submit,
+    TokenLogprobs,
+    unpack_tokens,
+)
 
 
 class _OfflineChoice:
@@ -93,6 +101,7 @@ class OfflineRequest:
         if sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * len(self._prompt_ids)
         self._cache_use = CacheUse()
+        self._kv_eviction: KVEvictionUse | None = None
 
     def add(self, item: NewTokens) -> bool:
         """Adds new tokens of one answer; returns whether a stop string ended it."""
@@ -110,6 +119,7 @@ class OfflineRequest:
         """Marks the request as done; all its answers have ended."""
         self.is_done = True
         self._cache_use = done.cache_use
+        self._kv_eviction = done.kv_eviction
 
     def output(self) -> RequestOutput:
         """Returns the request's output so far; deferred answers are empty before their end. O(its size)."""
@@ -123,6 +133,7 @@ class OfflineRequest:
             finished=self.is_done,
             num_loaded_tokens=self._cache_use.n_loaded,
             num_fetched_tokens=self._cache_use.n_fetched,
+            kv_eviction=self._kv_eviction,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.messages import KVEvictionUse
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class RequestOutput:
     """The part of ``num_cached_tokens`` that was loaded from the host tier."""
     num_fetched_tokens: int = 0
     """The part of ``num_loaded_tokens`` that came from disk before."""
+    kv_eviction: KVEvictionUse | None = None
+    """What the answer went on without, of a request with a ``kv_budget``; None: the answer is exact."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from radixkv.errors import UnsupportedFeature
+from radixkv.errors import ConfigError, UnsupportedFeature
 from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.beams.group import open_group
 from radixkv.runtime.cache.cache import PageCache
@@ -23,6 +23,7 @@ from radixkv.runtime.lifetimes.commands import close_session, pin
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
+from radixkv.runtime.paged_eviction.branch import PagedEvictions, refusal_of
 from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.runtime.protocols.drafts import Drafts
 from radixkv.runtime.protocols.headroom import Headroom
@@ -152,6 +153,7 @@ def assemble_loop(
     max_model_len: int,
     eos_token_ids: frozenset[int] = frozenset(),
     pin_budget: float = CacheConfig.pin_budget,
+    kv_budget: int | None = None,
     seed: int = 0,
     adapters: Adapters | None = None,
     start_seconds: Mapping[str, float] | None = None,
@@ -170,13 +172,15 @@ def assemble_loop(
         max_model_len: maximum of prompt and output together, in tokens.
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         pin_budget: fraction of each tier's pages that the pins of a namespace cover at most.
+        kv_budget: of requests that have none of their own; None: they keep all KV.
         seed: seed of the generators that draw seeds for requests without one.
         adapters: those that the executor has; None: it has none.
         start_seconds: time of each stage of the start, for ``Stats``.
         clock: seconds, monotonic.
 
     Raises:
-        ConfigError: a tenant could not have the pages of the longest request.
+        ConfigError: a tenant could not have the pages of the longest request, or there is a ``kv_budget`` and pages
+            of this model cannot be dropped.
     """
     cache, limits, tiers = scheduler.cache, scheduler.limits, scheduler.tiers
     adapters = adapters or Adapters()
@@ -206,6 +210,10 @@ def assemble_loop(
         if not ready.holds_whole_requests:
             n_longest = cache.windows.max_pages(limits.max_num_batched_tokens) or n_longest
         check_longest_request(tenants, cache.n_pages, n_longest, cache.page_size)
+    refusal = refusal_of(executor)
+    if kv_budget is not None and refusal is not None:
+        raise ConfigError(f"{refusal}; leave kv_eviction and kv_budget out")
+    evictions = PagedEvictions(cache, kv_budget, refusal)
     alarms = Alarms()
     intake = Intake(
         ready,
@@ -252,6 +260,7 @@ def assemble_loop(
                     vocab_size=executor.vocab_size,
                 ),
             ),
+            evictions.branch,
             RequestBranch(lambda message: bool(message.pins), pins.follow),
             RequestBranch(lambda message: bool(message.session_id), sessions.follow),
             *(() if pauses is None else (RequestBranch(pauses.is_followed, pauses.follow),)),
@@ -259,7 +268,9 @@ def assemble_loop(
             *more_branches,
         ),
         run_command=commands.run,
-        make_stats=partial(make_stats, scheduler, pins.count_pages, gate, adapters, start_seconds or {}),
+        make_stats=partial(
+            make_stats, scheduler, pins.count_pages, evictions.stats, gate, adapters, start_seconds or {}
+        ),
         make_tables=partial(make_tables, scheduler),
         alarms=alarms,
         clock=clock,

@@ -501,4 +501,5 @@ class Loop:
             load_interval_s=waited and (waited[0] - first.received_at, waited[1] - first.received_at),
             miss=next((row.miss for row in first_rows if row.miss is not None), None),
             drafts=drafts,
+            kv_eviction=None if first.kv_eviction is None else first.kv_eviction.use,
         )

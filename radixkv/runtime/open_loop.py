@@ -203,6 +203,7 @@ def open_loop(
             max_model_len=resolved.device_settings.max_model_len,
             eos_token_ids=checkpoint.eos_token_ids,
             pin_budget=config.cache.pin_budget,
+            kv_budget=config.cache.kv_budget,
             seed=config.seed,
             adapters=adapters,
             start_seconds=times.seconds,

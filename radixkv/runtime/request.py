@@ -17,7 +17,7 @@ import msgspec
 from radixkv.errors import RequestError
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache_use_record import CacheUseRecord
-from radixkv.runtime.protocols.request import Constraint, Continuation, Observer
+from radixkv.runtime.protocols.request import Constraint, Continuation, KVEviction, Observer
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
 from radixkv.settings.tenants import OPERATOR
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -186,6 +186,8 @@ class Request:
     """What its output must obey, in its state after all known tokens; None if any token may follow."""
     continuation: Continuation | None = None
     """What decides how all its choices go on; None if sampled tokens do."""
+    kv_eviction: KVEviction | None = None
+    """What drops pages of it while it runs; None: it keeps all of them."""
     observers: tuple[Observer, ...] = ()
     """The branches that it has chosen, which follow it; all its choices have the same."""
     received_at: float = 0.0
@@ -277,11 +279,12 @@ class Request:
         """How many drafts its next row may have at most, if all its tokens are known.
 
         The row's sampling holds for all its positions, so drafts end where ``min_tokens`` do. A request has none if
-        its logits depend on more than the KV before them, or if a failure has set it apart.
+        its logits depend on more than the KV before them, if it drops pages, or if a failure has set it apart.
         """
         recovery = self.recovery
         if (
             self.continuation is not None
+            or self.kv_eviction is not None
             or self.is_canary
             or self.sampling.has_penalties
             or recovery.is_retried
@@ -316,6 +319,7 @@ class Request:
         window_start, window_pages = blocks.window.take_news() if blocks.window.pages else (0, ())
         n_drafts = len(drafts) // TOKEN_BYTES
         is_last = end == n_known + self.n_output_placeholders
+        table_pages = blocks.unsent_pages() if blocks.skipped else tuple(blocks.pages[blocks.n_on_device :])
         samples = is_last and self.pooling is None
         row = Row(
             batch_slot=self.batch_slot,
@@ -324,7 +328,7 @@ class Request:
             tokens=self.text(start, end) + drafts if end <= n_known else None,
             write_start=write_start,
             table_start=blocks.n_on_device,
-            table_pages=tuple(blocks.pages[blocks.n_on_device :]),
+            table_pages=table_pages,
             sampling=self.next_sampling() if samples else None,
             scoring=None if self.prompt_scoring is None else self.prompt_scoring.of_row(self, start, end),
             n_drafts=n_drafts,
@@ -333,8 +337,10 @@ class Request:
             window_pages=window_pages,
             adapter=adapter.digest if adapter.start < end else "",
             adapter_start=adapter.start,
+            n_skipped=len(blocks.skipped),
+            scored_pages=() if self.kv_eviction is None else self.kv_eviction.pages_to_score(blocks, end),
         )
-        blocks.n_on_device = len(blocks.pages)
+        blocks.n_on_device += len(table_pages)
         if start < self.n_prompt:
             self.cache_use.note("computed", start, min(end, self.n_prompt))
         self.n_scheduled = end

@@ -49,6 +49,8 @@ from radixkv.settings.values import (
 
 MAX_SEED = (1 << 63) - 1
 MAX_GHOST_CAPACITY = 1_000_000.0
+MIN_BUDGET_PAGES = 2
+"""Fewest pages of a ``kv_budget``: the one that was filled last, and the one that is being filled."""
 
 Device = Literal["cpu", "cuda"]
 SchedulePolicy = Literal["lpm", "fcfs"]
@@ -58,6 +60,7 @@ WritePolicy = Literal["through", "selective"]
 LoadPolicy = Literal["auto", "always", "never"]
 EvictionPolicyName = Literal["lru", "lfuda", "adaptive"]
 KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
+KVEvictionName = Literal["none", "paged"]
 GrammarBackend = Literal["xgrammar", "none"]
 AttentionBackend = Literal["auto", "flashinfer", "triton"]
 Task = Literal["generate", "embed", "score"]
@@ -293,6 +296,20 @@ class CacheConfig:
         "FACTOR",
     )
     """In each tier."""
+    kv_eviction: KVEvictionName = setting(
+        "none",
+        "paged lets answers go on without the pages of low scores once they read --kv-budget tokens: faster and "
+        "smaller, but approximate; none, or a request's own kv_budget (default: %(default)s)",
+        choice(get_args(KVEvictionName), show=repr),
+        "METHOD",
+    )
+    """See docs/paged-eviction.md."""
+    kv_budget: int | None = setting(
+        None,
+        "with --kv-eviction paged, the most tokens whose KV each step of an answer reads (default: none)",
+        COUNT,
+        "TOKENS",
+    )
     pin_budget: float = setting(
         0.25,
         "fraction of each tier that the pinned prompts of one cache_salt may cover, 0 for none (default: "
@@ -309,6 +326,16 @@ class CacheConfig:
             )
         if self.state_memory_bytes is not None and not self.enable_prefix_caching:
             raise ConfigError("state_memory_bytes needs enable_prefix_caching: the prefix cache keeps the states")
+        if (self.kv_budget is None) != (self.kv_eviction == "none"):
+            raise ConfigError(
+                f"kv_eviction is {self.kv_eviction} and kv_budget {self.kv_budget}; set both, such as "
+                "--kv-eviction paged --kv-budget 2048, or neither"
+            )
+        if self.kv_budget is not None and self.kv_budget < MIN_BUDGET_PAGES * self.page_size:
+            raise ConfigError(
+                f"kv_budget {self.kv_budget} is less than {MIN_BUDGET_PAGES} pages of page_size {self.page_size}; "
+                f"set it to at least {MIN_BUDGET_PAGES * self.page_size}"
+            )
         if self.cache_dir_bytes is not None and self.cache_dir is None:
             raise ConfigError(
                 f"cache_dir_bytes {self.cache_dir_bytes} needs cache_dir: without a folder there is no disk tier; "

@@ -31,7 +31,7 @@ from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 from radixkv.wire.table_messages import GetTables, Tabled
 
-WIRE_VERSION = 36
+WIRE_VERSION = 37
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -321,6 +321,26 @@ class DraftUse(msgspec.Struct, frozen=True, array_like=True):
         return DraftUse(self.n_accepted + other.n_accepted, self.n_rejected + other.n_rejected)
 
 
+class KVEvictionUse(msgspec.Struct, frozen=True, array_like=True):
+    """What became of the KV of a request with a ``kv_budget``, in tokens."""
+
+    kv_budget: int
+    """The most tokens of which its rows read the KV."""
+    n_skipped: int = 0
+    """Tokens whose KV its later rows did not read, though it stayed in the cache."""
+    n_freed: int = 0
+    """Tokens whose KV was freed while the request ran."""
+
+    def __add__(self, other: KVEvictionUse) -> KVEvictionUse:
+        """Adds what another prompt with the same budget has dropped."""
+        return KVEvictionUse(self.kv_budget, self.n_skipped + other.n_skipped, self.n_freed + other.n_freed)
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """What responses say of it."""
+        return {"kv_budget": self.kv_budget, "skipped_tokens": self.n_skipped, "freed_tokens": self.n_freed}
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """Terminal: the request is finished, or was cancelled. All its tokens came before."""
 
@@ -339,6 +359,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """From when to when, since receipt, the request waited for pages from other tiers; None if it did not."""
     drafts: DraftUse | None = None
     """Sum over all choices; None without speculative decoding."""
+    kv_eviction: KVEvictionUse | None = None
+    """None for a request without a ``kv_budget``, whose answer is exact."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

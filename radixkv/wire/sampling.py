@@ -111,6 +111,9 @@ class SamplingParams(msgspec.Struct, metaclass=_TakesOtherNames, frozen=True, kw
     prompt_logprobs: int | None = None
     """Like ``logprobs``, for each token of the prompt but the first. The whole prompt is then computed, even if it
     is cached."""
+    kv_budget: int | None = None
+    """The most tokens whose KV the answer's rows read: pages of the others are dropped, so that the answer is
+    approximate. 0: all are read. None: what the server's ``kv_budget`` says, or else all."""
     structured_outputs: StructuredOutputs | None = None
     """What the output must match; also as a mapping. None: anything.
 
@@ -161,6 +164,8 @@ class SamplingParams(msgspec.Struct, metaclass=_TakesOtherNames, frozen=True, kw
         values = msgspec.structs.asdict(self)
         if values["top_k"] == -1:  # all, as 0
             values["top_k"] = 0
+        if values["kv_budget"] == 0:  # none, although the server has one
+            values["kv_budget"] = None
         for name in _NOT_WITH_BEAMS:
             if values[name] != _DEFAULTS[name]:
                 raise InvalidRequest(
@@ -225,7 +230,7 @@ _FIELDS = frozenset(SamplingParams.__struct_fields__)
 
 _NOT_WITH_BEAMS = (
     *("min_tokens", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("logit_bias", "stop", "stop_token_ids", "logprobs", "prompt_logprobs", "structured_outputs"),
+    *("logit_bias", "stop", "stop_token_ids", "logprobs", "prompt_logprobs", "kv_budget", "structured_outputs"),
 )
 """Settings that keep their defaults with ``use_beam_search``."""
 
@@ -251,6 +256,7 @@ _INTEGER_RANGES = {
     "seed": (0, MAX_SEED, True),
     "logprobs": (0, MAX_LOGPROBS, True),
     "prompt_logprobs": (0, MAX_LOGPROBS, True),
+    "kv_budget": (0, MAX_TOKENS, True),
 }
 """Name: (minimum, maximum, may be None)."""
 

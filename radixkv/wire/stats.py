@@ -249,6 +249,14 @@ class AdapterStats(msgspec.Struct, frozen=True):
     """Requests that wait for a slot of their adapter."""
 
 
+class KVEvictionStats(msgspec.Struct, frozen=True):
+    """Counters of pages that answers went on without."""
+
+    pages_skipped_total: int = 0
+    """Pages that stayed, because the prefix cache has them."""
+    pages_freed_total: int = 0
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True):
     """Counters since the start (``*_total``, ``*_seconds``) and current gauges."""
 
@@ -301,6 +309,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """None without recurrent layers."""
     windows: WindowStats | None = None
     """None where layers with windows have no pages of their own."""
+    kv_eviction: KVEvictionStats = KVEvictionStats()
+    """Of requests with a ``kv_budget``."""
     pauses: PauseStats | None = None
     """None where requests share no pages, or nothing is generated."""
     adapters: AdapterStats | None = None

@@ -10,7 +10,8 @@ from radixkv.wire.cache_messages import Tier
 
 PageKind: TypeAlias = Literal["tree", "own", "freed", "loading"]
 """What an entry of a block table is: a page of the tree, a page of the request alone, one that was freed because it
-lies behind all windows, or one that waits for its copy from a lower tier."""
+lies behind all windows or the request's ``kv_budget`` asks for it, or one that waits for its copy from a lower
+tier."""
 
 
 class GetTables(msgspec.Struct, frozen=True, tag=True):
@@ -63,7 +64,9 @@ class ChoiceTable(msgspec.Struct, frozen=True):
     n_own: int = 0
     """Entries that are its own pages, which it writes."""
     n_freed: int = 0
-    """Entries whose pages were freed behind the windows."""
+    """Entries whose pages were freed: behind the windows, or for its ``kv_budget``."""
+    n_skipped: int = 0
+    """The part of ``n_in_tree`` that its answer goes on without, as its ``kv_budget`` asks."""
     n_loading: int = 0
     """Entries that wait for their copy from ``loading_from``."""
     loading_from: Tier | None = None

@@ -64,7 +64,7 @@ def test_columns_and_counts_that_apply_follow(fake: FakeServer, capsys: pytest.C
         fake, capsys, choice(table=table, **more), choice(index=1, phase="following", table=[]), replica=1
     )
     assert lines[0] == "request 1&2 in replica 1, 16 tokens a page"
-    assert "1 coming from host; 1 freed behind the window; 1 window page" in lines[1]
+    assert "1 coming from host; 1 freed; 1 window page" in lines[1]
     assert lines[2].split() == (
         "logical physical filled references tier page host slot window page state slot".split()
     )

@@ -50,7 +50,7 @@ class Span:
 def sequences_of(spans: Sequence[Span]) -> DeviceSequences:
     """Returns the rows as kernels take them, at addresses that are not aligned."""
     n_decode = sum(span.is_decode for span in spans)
-    arrays = np.zeros((9, len(spans)), np.int32)
+    arrays = np.zeros((10, len(spans)), np.int32)
     counts = np.array([span.n_tokens for span in spans], np.int32)
     arrays[:4] = (
         [span.batch_slot for span in spans],

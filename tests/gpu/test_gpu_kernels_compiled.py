@@ -183,7 +183,10 @@ class Step:
             shift += n + 1
             return self.integers[shift : shift + n]
 
-        rows, inputs = RowArrays(*(field(n_rows) for _ in range(9))), TokenInputs(*(field(total) for _ in range(3)))
+        rows, inputs = (
+            RowArrays(*(field(n_rows) for _ in range(10))),
+            TokenInputs(*(field(total) for _ in range(3))),
+        )
         update_tables(self.tables, rows, field(9))
         prepare_token_inputs(
             self.tables, self.last_tokens, rows, field(total), inputs, page_size=16, max_n_tokens=n_tokens

@@ -113,7 +113,7 @@ class World:
         positions = np.arange(self.n_tokens)
         slots = np.array(TABLE)[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
         tokens = integers(self.ids), integers(positions), integers(slots)
-        arrays = [np.array([n], np.int32) for n in (0, 0, self.n_tokens, *[0] * 6)]
+        arrays = [np.array([n], np.int32) for n in (0, 0, self.n_tokens, *[0] * 7)]
         rows, blocks = map(integers, block_arrays(RowArrays(*arrays), 0, [], 1))
         no_rows = integers([])
         self.inputs = TokenInputs(*tokens, DeviceSequences(1, no_rows, no_rows, BlockArrays(rows, blocks)))

@@ -86,7 +86,7 @@ def test_rows_that_end_at_multiples_of_64_change_no_bit(dtype: torch.dtype) -> N
 
 
 def test_blocks_end_at_multiples_of_64_positions() -> None:
-    rows = np.zeros((9, 3), np.int32)
+    rows = np.zeros((10, 3), np.int32)
     rows[:4] = [7, 3, 5], [9, 60, 128], [1, 70, 64], [0, 1, 71]
     saves = [StateSave(3, 64, 1), StateSave(3, 128, 2)]
     records, blocks = block_arrays(RowArrays(*rows), 1, saves, 10)

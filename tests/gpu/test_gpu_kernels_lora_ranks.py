@@ -115,7 +115,7 @@ class RankDecoder:
         planner.connect(Staging(StagingLayout(), self._device), integers([TABLE]))
         positions = np.arange(n_tokens)
         slots = np.array(TABLE)[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-        arrays = [np.array([n], np.int32) for n in (0, 0, n_tokens, *[0] * 6)]
+        arrays = [np.array([n], np.int32) for n in (0, 0, n_tokens, *[0] * 7)]
         rows, blocks = map(integers, block_arrays(RowArrays(*arrays), 0, [], 1))
         inputs = TokenInputs(
             *map(integers, (ids, positions, slots)),

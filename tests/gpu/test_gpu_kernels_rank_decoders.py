@@ -135,7 +135,7 @@ def logits_of(checkpoint: Checkpoint, ids: list[int], rank: int, turns: Turns) -
         planner.connect(Staging(StagingLayout(), device), integers([TABLE]))
         positions = np.arange(n_tokens := len(ids))
         slots = np.array(TABLE)[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-        arrays = [np.array([n], np.int32) for n in (0, 0, n_tokens, *[0] * 6)]
+        arrays = [np.array([n], np.int32) for n in (0, 0, n_tokens, *[0] * 7)]
         rows, blocks = map(integers, block_arrays(RowArrays(*arrays), 0, [], 1))
         inputs = TokenInputs(
             *map(integers, (ids, positions, slots)),

@@ -32,7 +32,7 @@ def test_update_tables(n_rows: int, width: int) -> None:
         updates += [rng.randrange(2000, 3000) for _ in range(count)]
         expected[batch_slot, start : start + count] = integers(updates[firsts[-1] :])
     unused = [0] * n_rows
-    rows = RowArrays(*map(integers, (batch_slots, *[unused] * 4, starts, firsts, counts, unused)))
+    rows = RowArrays(*map(integers, (batch_slots, *[unused] * 4, starts, firsts, counts, unused, unused)))
     update_tables(tables, rows, integers(updates))
     assert torch.equal(tables, expected)
 
@@ -46,13 +46,14 @@ def test_prepare_token_inputs(n_tokens: list[int]) -> None:
     batch_slots = rng.sample(range(n_rows + 2), n_rows)
     starts = [rng.randint(0, width * page_size - n) for n in n_tokens]
     write_starts = [start + rng.choice([0, 0, 5, 10_000]) for start in starts]
+    n_skipped = [rng.choice([0, 0, page_size, 7 * page_size]) for _ in starts]
     firsts = [sum(n_tokens[:row]) for row in range(n_rows)]
     ids_in = [rng.choice([-1, rng.randrange(9000)]) for _ in range(total)]
     outs = [poisoned(total, dtype=torch.int32) for _ in range(3)]
     prepare_token_inputs(
         tables,
         last_tokens,
-        _rows(batch_slots, starts, n_tokens, firsts, write_starts),
+        _rows(batch_slots, starts, n_tokens, firsts, write_starts, n_skipped=n_skipped),
         integers(ids_in),
         TokenInputs(*outs),
         page_size=page_size,
@@ -62,11 +63,11 @@ def test_prepare_token_inputs(n_tokens: list[int]) -> None:
     ids, positions, slot_mapping = [], [], []
     for row, batch_slot in enumerate(batch_slots):
         for i in range(n_tokens[row]):
-            position, id_in = starts[row] + i, ids_in[firsts[row] + i]
+            place, id_in = starts[row] + i, ids_in[firsts[row] + i]
             ids.append(last[batch_slot] if id_in == -1 else id_in)
-            positions.append(position)
-            slot = pages[batch_slot][position // page_size] * page_size + position % page_size
-            slot_mapping.append(-1 if position < write_starts[row] else slot)
+            positions.append(place + n_skipped[row])
+            slot = pages[batch_slot][place // page_size] * page_size + place % page_size
+            slot_mapping.append(-1 if place < write_starts[row] else slot)
     assert [out.tolist() for out in outs] == [ids, positions, slot_mapping]
 
 
@@ -107,6 +108,7 @@ def test_prepare_token_inputs_in_place() -> None:
     assert [values.tolist() for values in (out.ids, out.positions, out.slot_mapping)] == [[42], [17], [9 * 16 + 1]]
 
 
-def _rows(*arrays: list[int]) -> RowArrays[Tensor]:
+def _rows(*arrays: list[int], n_skipped: list[int] | None = None) -> RowArrays[Tensor]:
     """Returns rows whose tables do not change."""
-    return RowArrays(*map(integers, arrays), *[integers([0] * len(arrays[0]))] * 4)
+    unused = integers([0] * len(arrays[0]))
+    return RowArrays(*map(integers, arrays), *[unused] * 4, unused if n_skipped is None else integers(n_skipped))

@@ -29,8 +29,10 @@ VALUES = {
     "gpu_memory_utilization": "0.5",
     "grammar_backend": "none",
     "host_memory_bytes": "80GiB",
+    "kv_budget": "2k",
     "kv_cache_dtype": "fp8",
     "kv_cache_memory_bytes": "4GiB",
+    "kv_eviction": "paged",
     "load_format": "dummy",
     "load_policy": "never",
     "lora_modules": "sql=folder",
@@ -68,6 +70,8 @@ BESIDES = {
     "cache_dir_bytes": ("host_memory", "1GiB", "cache_dir", "folder"),
     "cache_url": ("host_memory", "1GiB"),
     "enable_lora": ("lora_modules", "sql=folder"),
+    "kv_budget": ("kv_eviction", "paged"),
+    "kv_eviction": ("kv_budget", "2k"),
 }
 """Flags without which a flag is refused."""
 

@@ -7,6 +7,7 @@ from support.cases import examples
 from support.engine_machine import (
     CopyingEngineMachine,
     DiskEngineMachine,
+    DroppingEngineMachine,
     EngineMachine,
     MixedEngineMachine,
     RecurrentEngineMachine,
@@ -22,6 +23,9 @@ TestDiskEngineMachine = DiskEngineMachine.TestCase
 
 CopyingEngineMachine.TestCase.settings = examples(100, stateful_step_count=50)
 TestCopyingEngineMachine = CopyingEngineMachine.TestCase
+
+DroppingEngineMachine.TestCase.settings = examples(100, stateful_step_count=50)
+TestDroppingEngineMachine = DroppingEngineMachine.TestCase
 
 TenantEngineMachine.TestCase.settings = examples(25, stateful_step_count=50)
 TestTenantEngineMachine = TenantEngineMachine.TestCase

@@ -15,6 +15,7 @@ from mutants_of_beams import OF_BEAMS
 from mutants_of_drafts import OF_DRAFTS
 from mutants_of_events import OF_EVENTS
 from mutants_of_grammars import OF_GRAMMARS
+from mutants_of_paged_eviction import OF_PAGED_EVICTION
 from mutants_of_pages import OF_PAGES
 from mutants_of_partial_pages import OF_PARTIAL_PAGES
 from mutants_of_requests import OF_ARRIVALS, OF_REQUESTS
@@ -29,6 +30,7 @@ from radixkv.errors import InvariantError
 from support.engine_machine import (
     CopyingEngineMachine,
     DiskEngineMachine,
+    DroppingEngineMachine,
     EngineMachine,
     MixedEngineMachine,
     RecurrentEngineMachine,
@@ -52,6 +54,7 @@ OTHERS = (
     + OF_DRAFTS
     + OF_PARTIAL_PAGES
     + OF_WINDOWS
+    + OF_PAGED_EVICTION
     + OF_STATES
     + OF_WINDOW_PAGES
     + OF_TENANTS
@@ -108,6 +111,12 @@ def test_a_mutant_of_the_copies_of_partial_pages_is_found(mutant: Mutant, monkey
 @pytest.mark.parametrize("mutant", OF_WINDOWS, ids=lambda mutant: mutant.__name__)
 def test_a_mutant_of_the_pages_behind_windows_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     check_that_it_is_found(mutant, monkeypatch, WindowedEngineMachine)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", OF_PAGED_EVICTION, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_of_what_answers_go_on_without_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
+    check_that_it_is_found(mutant, monkeypatch, DroppingEngineMachine)
 
 
 @pytest.mark.nightly

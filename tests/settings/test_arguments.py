@@ -154,6 +154,12 @@ engines = st.builds(
     )
     | st.builds(
         CacheConfig,
+        page_size=st.integers(1, 64),
+        kv_eviction=st.just("paged"),
+        kv_budget=st.integers(128, 1 << 20),
+    )
+    | st.builds(
+        CacheConfig,
         host_memory_bytes=positive,
         cache_dir=st.sampled_from(["folder", "/folder with space"]),
         cache_dir_bytes=st.none() | positive,
@@ -225,6 +231,10 @@ def test_every_setting_has_a_flag():
         (["--lora-modules", '{"name": "a"'], "is neither JSON nor NAME=FOLDER"),
         (["--lora-modules", '{"name": "a", "path": "b", "rank": 3}'], "has the unknown field 'rank'"),
         (["--max-lora-rank", "0"], "max_lora_rank 0"),
+        (["--kv-eviction", "paged"], "kv_eviction is paged and kv_budget None; set both"),
+        (["--kv-budget", "2048"], "kv_eviction is none and kv_budget 2048; set both"),
+        (["--kv-eviction", "paged", "--kv-budget", "16"], "kv_budget 16 is less than 2 pages of page_size 16"),
+        (["--kv-eviction", "h2o", "--kv-budget", "64"], "kv_eviction 'h2o' is unknown"),
         (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size is not supported: "),
         (["-pp", "2"], "by --tensor-parallel-size alone"),
         (["-tp", "two"], "--tensor-parallel-size/--tp-size/--tp/-tp: 'two'"),

@@ -55,6 +55,8 @@ class RequestOptions:
     length_penalty: float = 1.0
     activated: int = 0
     """Which activated LoRA acts from the end of the known sequence on, from 1; 0: none, unless that has a mark."""
+    budget_pages: int = 0
+    """Pages that the answer reads at most; 0: all. With it, what excludes it is ignored."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,8 @@ class Actions:
         if options.activated and not any(number < 0 for number in beginning):
             beginning = [*beginning, mark_of(ACTIVATED[options.activated - 1])]
         prompt = (beginning + list(suffix))[:max_prompt] or [1]
+        may_drop = self.engine.device.window is None and self.engine.cache.tree.states is None
+        n_budget = options.budget_pages * self.engine.page_size if may_drop else 0
         for _ in range(2 if twice else 1):
             try:
                 if options.beam_width:
@@ -161,13 +165,14 @@ class Actions:
                     tenant=tenant,
                     reads_cache=options.reads_cache,
                     stop=MANY_STOPS if options.min_tokens else STOP,
-                    n=options.n,
+                    n=1 if n_budget else options.n,
                     sampling=options.sampling,
                     min_tokens=min(options.min_tokens, options.max_tokens),
                     priority=options.priority,
-                    n_prompt_logprobs=0 if options.prompt_logprobs else None,
+                    n_prompt_logprobs=0 if options.prompt_logprobs and not n_budget else None,
                     session_id=options.session_id,
                     grammar=options.grammar,
+                    kv_budget=n_budget,
                 )
             except QueueFull:
                 return

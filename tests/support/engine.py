@@ -21,6 +21,7 @@ from radixkv.runtime.cache.free_pages import FreeList, FreePages, Slabs
 from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
+from radixkv.runtime.paged_eviction.eviction import PagedEviction
 from radixkv.runtime.pauses.pauses import Pauses
 from radixkv.runtime.protocols.states import States
 from radixkv.runtime.request import GREEDY, NO_ADAPTER, ActiveAdapter, Phase, PromptScoring, Request, Update
@@ -47,6 +48,7 @@ from support.fake_device import (
     FakeDevice,
     FakeStep,
     KVValue,
+    SkippedPages,
     chain,
     expected_beams,
     expected_output,
@@ -317,8 +319,9 @@ class Engine:
         grammar: FakeGrammar | None = None,
         is_beam_search: bool = False,
         length_penalty: float = 1.0,
+        kv_budget: int = 0,
     ) -> Request:
-        """Adds a request; returns its leading choice."""
+        """Adds a request; returns its leading choice. With a ``kv_budget`` its answer drops pages."""
         request_id = f"r{next(self._ids)}"
         search = None
         if is_beam_search:
@@ -356,6 +359,8 @@ class Engine:
             for choice in choices:
                 choice.observers = (turn,)
         leader, *followers = choices
+        if kv_budget:
+            leader.kv_eviction = PagedEviction(self.cache, kv_budget)
         if n_prompt_logprobs is not None:
             leader.prompt_scoring, leader.reads_cache = PromptScoring(n_prompt_logprobs), False
             leader.uses_tiers = False
@@ -396,7 +401,12 @@ class Engine:
             for row in plan.rows:
                 request = requests[row.batch_slot]
                 self.device.namespaces[row.batch_slot] = request.namespace
-                self.device.planned_tables[plan.step, row.batch_slot] = list(request.blocks.pages)
+                blocks, place = request.blocks, (plan.step, row.batch_slot)
+                self.device.planned_tables[place] = [
+                    page for entry, page in enumerate(blocks.pages) if entry not in blocks.skipped
+                ]
+                if blocks.skipped:
+                    self.device.planned_skips[place] = self._skipped_pages(request)
                 if (window := request.blocks.window).pages:
                     self.device.planned_windows[plan.step, row.batch_slot] = window.first, list(window.pages)
                 self.rows[plan.step, row.batch_slot] = request
@@ -417,6 +427,13 @@ class Engine:
         live = {request.id for name, request in self.requests.items() if name not in self.ended}
         check_tables(self.scheduler, [choices for name, choices in self.siblings.items() if name in live])
         return plan
+
+    def _skipped_pages(self, request: Request) -> SkippedPages:
+        tokens = unpack(bytes(request.tokens))
+        ends = [
+            chain(request.namespace, tokens[: (entry + 1) * self.page_size]) for entry in request.blocks.skipped
+        ]
+        return SkippedPages(tuple(request.blocks.skipped), tuple(ends))
 
     def sample_step(self) -> bool:
         """Samples the newest step if all tokens before it are known; False if they are not."""
@@ -599,6 +616,12 @@ class Engine:
         self.pins.expire()
         check_pins((self.cache, self.host), PIN_BUDGET)
         check_slot_use(self.scheduler.running, self.page_size)
+        in_tree = {*self.cache.tree.reachable_pages(), *self.cache.tree.detached_pages()}
+        for page in in_tree:
+            values = [self.device.kv.get((page, offset)) for offset in range(self.page_size)]
+            assert not any(isinstance(value, KVValue) and value.reader is not None for value in values), (
+                "the tree has KV of an answer that has skipped pages"
+            )
         self.device.free_pages = set(self.free_pages)
         if isinstance(self.free_pages, Slabs):
             self.device.free_windows = set(self.free_pages.free_windows())

@@ -26,6 +26,15 @@ def check_pins(caches: Iterable[PageCache], budget: float) -> None:
             assert retentions.n_pages_of(namespace) <= budget * cache.n_pages
 
 
+def _held(blocks: BlockTable) -> list[tuple[int, int]]:
+    """Returns the entries of a block table whose pages were not freed, with the pages."""
+    return [
+        (entry, page)
+        for entry, page in enumerate(blocks.pages)
+        if entry >= blocks.n_freed and (entry < blocks.n_leased or entry not in blocks.skipped)
+    ]
+
+
 def check_slot_use(running: RunningRequests, page_size: int) -> None:
     """Checks the counts of used slots against lists of all slots and of the tokens that each stands for."""
     tables = [(request, request.blocks) for request in (*running, *running.releasing)]
@@ -36,13 +45,13 @@ def check_slot_use(running: RunningRequests, page_size: int) -> None:
         tokens = unpack(bytes(request.tokens))
         leased += blocks.pages[: blocks.n_leased]
         n_filled = max(request.n_scheduled, blocks.n_leased * page_size)
-        pages = [*enumerate(blocks.pages)][blocks.n_freed :]
-        for entry, page in [*pages, *((replaced.entry, replaced.page) for replaced in blocks.replaced)]:
+        for entry, page in [*_held(blocks), *((replaced.entry, replaced.page) for replaced in blocks.replaced)]:
             for offset in range(page_size):
                 slots.add((page, offset))
                 position = entry * page_size + offset
                 if position < n_filled:
                     is_compared = blocks.lease is not None and position < len(tokens)
+                    is_compared = is_compared and (entry < blocks.n_leased or not blocks.skipped)
                     content = request.namespace, *tokens[: position + 1]
                     contents[page, offset] = content if is_compared else (page, offset)
     use = count_slot_use(tables_of((*running, *running.releasing)), page_size)
@@ -66,7 +75,7 @@ def check_tables(scheduler: Scheduler, requests: Collection[Sequence[Request]]) 
     for request in tiers.requests():
         if (blocks := tiers.awaited(request).blocks) is not None:
             of_request[request] = blocks
-    in_tables = Counter(page for blocks in of_request.values() for page in blocks.pages[blocks.n_freed :])
+    in_tables = Counter(page for blocks in of_request.values() for _, page in _held(blocks))
     in_tree = {*cache.tree.reachable_pages(), *cache.tree.detached_pages()}
     replaced = [one.page for blocks in of_request.values() for one in blocks.replaced]
     tabled = make_tables(scheduler, GetTables("t", tuple(choices[0].id for choices in requests)), requests)
@@ -107,11 +116,12 @@ def _check_table(
         assert all(page.page is None for page in table.pages)
         return
     assert [page.entry for page in table.pages] == list(range(len(blocks.pages)))
-    assert table.n_shared == sum(in_tables[page] > 1 for page in blocks.pages[blocks.n_freed :])
+    held = dict(_held(blocks))
+    assert table.n_shared == sum(in_tables[page] > 1 for page in held.values())
     window = dict(enumerate(blocks.window.pages, blocks.window.first))
     for page, physical in zip(table.pages, blocks.pages, strict=True):
         assert page.window_page == window.get(page.entry)
-        if page.entry < blocks.n_freed:
+        if page.entry not in held:
             assert (page.kind, page.page, page.n_refs, page.tier) == ("freed", None, 0, None)
             continue
         assert (page.page, page.n_refs) == (physical, in_tables[physical])
@@ -155,4 +165,4 @@ def check_requests(scheduler: Scheduler, live: Sequence[Request], free_pages: Co
         assert blocks is not None
         assert blocks.n_leased * page_size <= request.n_known, "more KV is committed than tokens are known"
         assert request.n_scheduled <= len(blocks.pages) * page_size, "scheduled KV has no page"
-        assert not free & set(blocks.pages[blocks.n_freed :]), "a live table points at a free page"
+        assert not free & {page for _, page in _held(blocks)}, "a live table points at a free page"

@@ -29,6 +29,7 @@ request_options = st.builds(
     beam_width=st.sampled_from((0, 0, 0, 0, 2, 3, 6)),
     length_penalty=st.sampled_from((1.0, 0.0, -1.0)),
     activated=st.sampled_from((0, 0, 0, 1, 2)),
+    budget_pages=st.sampled_from((0, 0, 0, 2, 3, 5)),
 )
 
 
@@ -212,6 +213,28 @@ class CopyingEngineMachine(EngineMachine):
             self.actions.launch()
         self.actions.add(base, cut, [self.actions.new_token()], options, twice=twice)
         self.actions.launch()
+
+
+class DroppingEngineMachine(EngineMachine):
+    """An engine whose answers mostly drop pages, as their ``kv_budget`` asks."""
+
+    @initialize(page_size=st.sampled_from((1, 2, 4)), n_slots=st.sampled_from((0, 0, 150)))
+    def start(self, page_size: int, n_slots: int) -> None:  # type: ignore[override]
+        self.actions = Actions(120 // page_size, page_size, n_slots=n_slots)
+
+    @rule(
+        base=small,
+        cut=small,
+        n_more=st.integers(0, 12),
+        max_tokens=st.integers(4, 20),
+        budget_pages=st.sampled_from((2, 3, 5)),
+        twice=st.booleans(),
+    )
+    def drop(self, base: int, cut: int, n_more: int, max_tokens: int, budget_pages: int, twice: bool) -> None:
+        """Adds a request whose answer drops pages."""
+        suffix = [self.actions.new_token() + number for number in range(n_more)]
+        options = RequestOptions(max_tokens=max_tokens, budget_pages=budget_pages)
+        self.actions.add(base, cut, suffix, options, twice=twice)
 
 
 class WindowedEngineMachine(EngineMachine):

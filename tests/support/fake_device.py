@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,17 @@ class KVValue(NamedTuple):
     """The chain's end after it."""
     n_executed: int
     """Steps that the device had executed when it computed the slot."""
+    reader: int | None = None
+    """The batch slot of a row that has skipped pages, which alone may read the slot; None: any row may."""
+
+
+class SkippedPages(NamedTuple):
+    """What a row skips of its request."""
+
+    entries: tuple[int, ...]
+    """Entries of its request's block table, ascending."""
+    ends: tuple[int, ...]
+    """The chain's end after each of these pages."""
 
 
 ACTIVATED = ("1a" * 32, "2b" * 32)
@@ -125,6 +137,11 @@ def next_output_token(
 def logprobs_of(end: int, token: int) -> TokenLogprobs:
     """Returns the logprobs of a token after a chain."""
     return TokenLogprobs(-float(link(end, token) % 10_007), 1, b"", b"")
+
+
+def page_score(end: int) -> float:
+    """Returns the score of a page, of the chain's end after it; some are equal."""
+    return float(link(end, 0) % 13)
 
 
 def pooled_of(end: int, pooling: Pooling) -> bytes:
@@ -310,7 +327,9 @@ class FakeDevice:
     kv: dict[tuple[int, int], KVValue | str] = field(default_factory=dict)
     tables: dict[int, list[int]] = field(default_factory=dict)
     planned_tables: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    """The block table of the row's request, by (step, batch slot); set by the harness."""
+    """The pages that the row of a request reads, by (step, batch slot); set by the harness."""
+    planned_skips: dict[tuple[int, int], SkippedPages] = field(default_factory=dict)
+    """What a row skips, by (step, batch slot); set by the harness."""
     windows: dict[tuple[int, int], KVValue | str] = field(default_factory=dict)
     """What window pages hold, as ``kv``."""
     window_tables: dict[int, dict[int, int]] = field(default_factory=dict)
@@ -321,6 +340,8 @@ class FakeDevice:
     """First entry and window pages of the row's request, by (step, batch slot); set by the harness."""
     copied_windows: set[tuple[int, int]] = field(default_factory=set)
     """Slots of window pages that hold a copy, which the fork may overwrite."""
+    skips: dict[int, SkippedPages | None] = field(default_factory=dict)
+    """What the newest row of each batch slot skips."""
     last_token: dict[int, int | None] = field(default_factory=dict)
     states: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     """By batch slot, the position and the chain's end of a recurrent layer's state; None for NaN."""
@@ -408,6 +429,8 @@ class FakeDevice:
             table += row.table_pages
             planned = self.planned_tables.pop((plan.step, row.batch_slot), table)
             assert table == planned, "the device has another block table than the request"
+            self.skips[row.batch_slot] = skips = self.planned_skips.pop((plan.step, row.batch_slot), None)
+            assert row.n_skipped == (0 if skips is None else len(skips.entries)), "the row skips other pages"
         self._take_windows(plan)
         self._check_shared(plan)
         self.non_finite_rows |= {
@@ -458,7 +481,18 @@ class FakeDevice:
             prompt_logprobs=tuple(self._score(row, links) for row, links in zip(plan.rows, chains, strict=True)),
             device_seconds=seconds,
             pooled=tuple(self._pool(row, end) for row, end in zip(plan.rows, ends, strict=True)),
+            page_scores=tuple(self._score_page(row, page) for row in plan.rows for page in row.scored_pages),
         )
+
+    def _score_page(self, row: Row, page: int) -> float:
+        """Returns the score of a page, which depends on the tokens up to its end."""
+        assert page not in self.free_pages, "a free page is scored"
+        assert page in self.tables[row.batch_slot], "a row asks for the score of another request's page"
+        values = [self.kv.get((page, offset)) for offset in range(self.page_size)]
+        are_written = all(isinstance(value, KVValue) or value == NAN for value in values)
+        assert are_written, "a page is scored that is not full"
+        last = values[-1]
+        return page_score(last.end) if isinstance(last, KVValue) else 0.0
 
     def _pool(self, row: Row, end: int | None) -> bytes | None:
         if row.pooling is None or end is None:
@@ -561,7 +595,9 @@ class FakeDevice:
         return tuple(logprobs_of(end, token) for end, token in zip(links, targets, strict=False))
 
     def _slot(self, row: Row, position: int) -> tuple[int, int]:
-        page = self.tables[row.batch_slot][position // self.page_size]
+        skips = self.skips.get(row.batch_slot)
+        n_before = row.n_skipped if skips is None else bisect_left(skips.entries, position // self.page_size)
+        page = self.tables[row.batch_slot][position // self.page_size - n_before]
         assert page not in self.free_pages, f"slot {row.batch_slot} uses page {page}, which is free"
         return page, position % self.page_size
 
@@ -601,7 +637,8 @@ class FakeDevice:
             value: KVValue | str = NAN
             if end is not None and tokens is not None and chain is not None:
                 following = link(end, tokens[offset])
-                value, end = KVValue(end, following, len(self.executed)), following
+                reader = row.batch_slot if row.n_skipped else None
+                value, end = KVValue(end, following, len(self.executed), reader), following
                 chain.append(following)
             position = row.start + offset
             if position >= row.write_start:
@@ -697,7 +734,12 @@ class FakeDevice:
         finite = chain is not None
         first = 0 if self.window is None else max(0, row.start + 1 - self.window)
         previous = None if first else start(self.namespaces[row.batch_slot])
+        skips = self.skips.get(row.batch_slot) or SkippedPages((), ())
         for position in range(first, row.start + row.n_tokens):
+            entry = position // self.page_size
+            if entry in skips.entries:
+                previous = skips.ends[skips.entries.index(entry)]
+                continue
             target = self._slot(row, position)
             assert writer.get(target, -1) <= index, "a row comes before the row that writes what it reads"
             value = self.kv.get(target)
@@ -707,6 +749,9 @@ class FakeDevice:
             if isinstance(value, str):
                 finite = False
             elif finite:
+                assert value.reader in (None, row.batch_slot if row.n_skipped else None), (
+                    f"slot {row.batch_slot} reads what a row computed at position {position} that skipped pages"
+                )
                 assert previous in (None, value.previous), (
                     f"slot {row.batch_slot} reads another prefix at position {position}"
                 )

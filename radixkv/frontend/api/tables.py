@@ -100,6 +100,7 @@ def _choice_fields(table: ChoiceTable, *, with_table: bool) -> dict[str, Any]:
         "tiers": tiers,
     }
     optional = {
+        "skipped": table.n_skipped,
         "loading": table.n_loading,
         "loading_from": table.loading_from,
         "freed": table.n_freed,

@@ -26,6 +26,7 @@ from radixkv.wire.stats import (
     DiskStats,
     DraftStats,
     HostStats,
+    KVEvictionStats,
     PauseStats,
     ReplicaStats,
     SharedStoreStats,
@@ -258,6 +259,7 @@ def _families(stats: Stats) -> Iterator[Metric]:
         yield from _state_families(stats.states)
     if stats.windows is not None:
         yield from _window_families(stats.windows)
+    yield from _eviction_families(stats.kv_eviction)
     if stats.pauses is not None:
         yield from _pause_families(stats.pauses)
     if stats.adapters is not None:
@@ -348,6 +350,20 @@ def _state_families(states: StateStats) -> Iterator[Metric]:
         ),
     }
     yield from _numbers(gauges, counters)
+
+
+def _eviction_families(dropped: KVEvictionStats) -> Iterator[Metric]:
+    counters: _Values = {
+        "kv_eviction_pages_skipped": (
+            dropped.pages_skipped_total,
+            "Pages that answers with a kv_budget went on without, and that stayed in the prefix cache.",
+        ),
+        "kv_eviction_pages_freed": (
+            dropped.pages_freed_total,
+            "Pages that answers with a kv_budget went on without, and that were freed.",
+        ),
+    }
+    yield from _numbers({}, counters)
 
 
 def _window_families(windows: WindowStats) -> Iterator[Metric]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,7 +12,7 @@ from radixkv.tree.node import Lease, Namespace, State
 
 
 class ReplacedPage(NamedTuple):
-    """A duplicate that left a block table: the tree's page of the same tokens has taken its entry."""
+    """A page that left a block table: rows skip its entry, or the tree's page of the same tokens has taken it."""
 
     last_step: int
     """The newest launched step that may still read the page."""
@@ -34,9 +36,12 @@ class BlockTable:
     """Number of leading entries whose pages were freed because they lie behind every layer's window. No row reads
     them any more; other requests may have their pages. 0 with a lease."""
     n_on_device: int = 0
-    """Number of leading entries that the device has in the block table of the request's batch slot."""
+    """Number of leading entries that the device has in the block table of the batch slot; skipped ones do not
+    count."""
     replaced: list[ReplacedPage] = field(default_factory=list)
-    """Duplicates that are to be freed once no launched step reads them."""
+    """Own pages that are to be freed once no launched step reads them: duplicates, and those of skipped entries."""
+    skipped: list[int] = field(default_factory=list)
+    """Entries that rows do not read any more, ascending: see ``PageCache.skip``."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Page copies (source, destination) that the plan of its next row must carry."""
     namespace: Namespace = Namespace()
@@ -52,7 +57,11 @@ class BlockTable:
     @property
     def private_pages(self) -> list[int]:
         """The tail, without pages that were freed, and the replaced duplicates. O(pages)."""
-        tail = self.pages[max(self.n_leased, self.n_freed) :]
+        first = max(self.n_leased, self.n_freed)
+        tail = self.pages[first:]
+        if self.skipped:
+            skipped = set(self.skipped)
+            tail = [page for entry, page in enumerate(tail, first) if entry not in skipped]
         return tail + [replaced.page for replaced in self.replaced] if self.replaced else tail
 
     @property
@@ -61,9 +70,33 @@ class BlockTable:
         return bool(self.copies or self.window.copies)
 
     @property
-    def can_commit(self) -> bool:
-        """Whether a commit adds pages to the tree: there is a lease, and its path is not detached."""
+    def is_in_tree(self) -> bool:
+        """Whether the tree has the leased pages: there is a lease, and its path is not detached."""
         return self.lease is not None and not self.lease.node.detached
+
+    @property
+    def can_commit(self) -> bool:
+        """Whether a commit adds pages to the tree: that has the leased ones, and rows have skipped none so far."""
+        return self.lease is not None and not self.lease.node.detached and not self.skipped
+
+    @property
+    def n_read(self) -> int:
+        """Number of entries that the next row reads. O(1)."""
+        return len(self.pages) - len(self.skipped)
+
+    def skip(self, entries: Sequence[int]) -> None:
+        """Lets the next rows skip these entries. O(entries that were skipped)."""
+        first = min(entries)
+        self.n_on_device = min(self.n_on_device, first - bisect_left(self.skipped, first))
+        self.skipped = sorted([*self.skipped, *entries])
+
+    def unsent_pages(self) -> tuple[int, ...]:
+        """Returns the pages that the next row reads and the device does not have yet. O(pages) if there are any."""
+        if self.n_on_device == self.n_read:
+            return ()
+        skipped = set(self.skipped)
+        read = [page for entry, page in enumerate(self.pages) if entry not in skipped]
+        return tuple(read[self.n_on_device :])
 
     @property
     def is_computed(self) -> bool:

@@ -427,8 +427,8 @@ class PageCache:
         """Moves the filled pages of the tail, up to ``n_tokens``, into the tree. O(new pages) amortised.
 
         If the tree has pages of the same tokens already, they replace the request's own pages in the block table;
-        the duplicates wait in ``replaced`` until ``free_replaced``. Nothing moves without a lease, or with a
-        detached one.
+        the duplicates wait in ``replaced`` until ``free_replaced``. Nothing moves without a lease, with a detached
+        one, or where entries are skipped.
 
         Args:
             blocks: the request's block table.
@@ -441,7 +441,7 @@ class PageCache:
         """
         first, last = blocks.n_leased, n_tokens // self.page_size
         lease = blocks.lease
-        if lease is None or last <= first:
+        if lease is None or last <= first or blocks.skipped:
             return first
         page_bytes = self.page_size * TOKEN_BYTES
         pages = blocks.pages[first:last]
@@ -456,6 +456,27 @@ class PageCache:
         blocks.n_leased = lease.n_tokens // self.page_size
         self._n_private -= blocks.n_leased - first - len(canonical)
         return first + len(canonical)
+
+    def skip(self, blocks: BlockTable, entries: Sequence[int], last_step: int) -> int:
+        """Lets the next rows of a block table skip pages: they read the others alone, at the positions of these.
+
+        From now on nothing of the table is committed: what its rows compute depends on what they have skipped.
+        Pages of the tail wait in ``replaced`` until ``free_replaced``; those of the tree stay leased.
+
+        O(pages). See docs/decisions/0088-paged-eviction.md.
+
+        Args:
+            blocks: the block table, which nobody forks.
+            entries: entries of filled pages that are not skipped yet.
+            last_step: the newest launched step with a row of the request, which may still read the pages.
+
+        Returns:
+            The number of pages that will be freed.
+        """
+        own = [ReplacedPage(last_step, entry, blocks.pages[entry]) for entry in entries if entry >= blocks.n_leased]
+        blocks.replaced += own
+        blocks.skip(entries)
+        return len(own)
 
     def mark_computed(self, blocks: BlockTable, n_tokens: int, step: int) -> None:
         """Marks the pages of the first ``n_tokens`` tokens as computed, after a row of ``step`` was finite.
@@ -475,7 +496,7 @@ class PageCache:
         page_size, page_bytes = self.page_size, self.page_size * TOKEN_BYTES
         for blocks, tokens, n_tokens, last_step in rows:
             first, last, lease = blocks.n_leased, n_tokens // page_size, blocks.lease
-            if last == first + 1 and lease is not None and not blocks.replaced:
+            if last == first + 1 and lease is not None and not (blocks.replaced or blocks.skipped):
                 page_tokens = tokens[first * page_bytes : last * page_bytes]
                 if self.tree.commit_computed_page(lease, page_tokens, blocks.pages[first]):
                     blocks.n_leased = last
@@ -498,7 +519,7 @@ class PageCache:
         self.free_replaced(blocks, _NO_STEP)
 
     def free_replaced(self, blocks: BlockTable, step: int) -> None:
-        """Frees the replaced duplicates that no step after ``step`` reads. O(replaced pages)."""
+        """Frees the replaced pages that no step after ``step`` reads. O(replaced pages)."""
         freed = [replaced.page for replaced in blocks.replaced if replaced.last_step <= step]
         blocks.replaced = [replaced for replaced in blocks.replaced if replaced.last_step > step]
         self._give_back(blocks.namespace, freed)
@@ -529,6 +550,7 @@ class PageCache:
         blocks.state = None
         blocks.pages = []
         blocks.replaced = []
+        blocks.skipped = []
         blocks.n_leased = 0
         blocks.n_freed = 0
 

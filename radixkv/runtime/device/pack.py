@@ -30,12 +30,12 @@ class RowArrays(NamedTuple, Generic[ArrayT]):
 
     batch_slots: ArrayT
     starts: ArrayT
-    """Position of each row's first token in its sequence."""
+    """Place of each row's first token among those whose K and V it reads: its position, less ``n_skipped``."""
     n_tokens: ArrayT
     firsts: ArrayT
     """Index of each row's first token among the step's tokens."""
     write_starts: ArrayT
-    """Positions below these store no K and V."""
+    """Tokens at places below these store no K and V."""
     table_starts: ArrayT
     """First block table entry that each row replaces."""
     update_firsts: ArrayT
@@ -44,6 +44,8 @@ class RowArrays(NamedTuple, Generic[ArrayT]):
     """Block table entries that each row replaces."""
     sampled_slots: ArrayT
     """Batch slot that keeps each row's sampled token; the padding's for a row without a sampled position."""
+    n_skipped: ArrayT
+    """Tokens of skipped pages before each row's first token."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class PackedStep:
 
     @property
     def lengths(self) -> Ints:
-        """[rows]: positions that each row's last token attends to, its own included."""
+        """[rows]: tokens that each row's last token attends to, itself included."""
         return self.rows.starts + self.rows.n_tokens
 
     def split(self, n_split: int, padding_slot: int) -> PackedStep:
@@ -164,7 +166,12 @@ class Packer:
                 f"which takes {self._settings.max_num_seqs}"
             )
         row_values = np.array([_row_values(row) for row in plan.rows], dtype=np.int32).T.copy()
-        batch_slots, starts, n_tokens, write_starts, table_starts, update_counts, n_ids, n_drafts = row_values
+        batch_slots, starts, n_tokens, write_starts, table_starts, update_counts, n_ids, n_drafts, n_skipped = (
+            row_values
+        )
+        n_skipped *= self._settings.page_size
+        starts -= n_skipped
+        write_starts -= n_skipped
         updates = np.fromiter(chain.from_iterable(row.table_pages for row in plan.rows), dtype=np.int32)
         ids = b"".join([_LAST_TOKEN if row.tokens is None else row.tokens for row in plan.rows])
         firsts, update_firsts = _firsts(n_tokens), _firsts(update_counts)
@@ -178,6 +185,7 @@ class Packer:
             update_firsts,
             update_counts,
             batch_slots,
+            n_skipped,
         )
         packed_ids = np.frombuffer(ids, dtype="<i4") if len(ids) % 4 == 0 else np.empty(0, np.int32)
         step = PackedStep(plan, rows, packed_ids, updates, plan.n_decode, n_drafts if plan.n_drafts else None)
@@ -219,7 +227,7 @@ class Packer:
                 self._max_tokens is None or n_ids <= self._max_tokens,
                 f"{n_ids} tokens; the device takes {self._max_tokens}",
             ),
-            (ends <= max_model_len, f"a position beyond max_model_len {max_model_len}"),
+            (ends + rows.n_skipped <= max_model_len, f"a position beyond max_model_len {max_model_len}"),
             ((rows.table_starts >= 0) & (table_ends <= self.width), f"table entries beyond {self.width}"),
             (not len(outside), f"pages {outside.tolist()} of a pool of {self._n_pages}"),
             (~replaces | (rows.table_starts <= known), "an update leaves a hole in the block table"),
@@ -232,7 +240,7 @@ class Packer:
         self._table_ends[rows.batch_slots] = new_known
 
 
-def _row_values(row: Row) -> tuple[int, int, int, int, int, int, int, int]:
+def _row_values(row: Row) -> tuple[int, int, int, int, int, int, int, int, int]:
     n_id_bytes = 4 * row.n_tokens if row.tokens is None and row.n_tokens == 1 else len(row.tokens or b"")
     return (
         row.batch_slot,
@@ -243,6 +251,7 @@ def _row_values(row: Row) -> tuple[int, int, int, int, int, int, int, int]:
         len(row.table_pages),
         n_id_bytes,
         row.n_drafts,
+        row.n_skipped,
     )
 
 
@@ -268,6 +277,14 @@ def _check_plan(plan: StepPlan, n_batch_slots: int, n_pages: int) -> None:
     if len(set(batch_slots)) < len(batch_slots):
         twice = next(batch_slot for batch_slot in batch_slots if batch_slots.count(batch_slot) > 1)
         raise DeviceError(f"step {plan.step}: two rows have batch slot {twice}")
+    for row in plan.rows:
+        if row.n_skipped < 0:
+            raise DeviceError(f"step {plan.step}, batch slot {row.batch_slot}: the row skips {row.n_skipped} pages")
+        if row.scored_pages and not 0 <= min(row.scored_pages) <= max(row.scored_pages) < n_pages:
+            raise DeviceError(
+                f"step {plan.step}, batch slot {row.batch_slot}: pages {row.scored_pages} are to be scored of a "
+                f"pool of {n_pages}"
+            )
     pages = [page for pair in plan.copies for page in pair]
     if pages and not 0 <= min(pages) <= max(pages) < n_pages:
         raise DeviceError(f"step {plan.step} copies pages {min(pages)} to {max(pages)} of a pool of {n_pages}")

@@ -1,4 +1,4 @@
-"""What a request may carry from a branch: an observer, a constraint, a continuation."""
+"""What a request may carry from a branch: an observer, a constraint, a continuation, an eviction of its KV."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from radixkv.errors import RequestError
-from radixkv.wire.messages import Submit, TokenLogprobs
+from radixkv.wire.messages import KVEvictionUse, Submit, TokenLogprobs
 
 if TYPE_CHECKING:
+    from radixkv.runtime.cache.block_table import BlockTable
     from radixkv.runtime.request import Request, Update
 
 
@@ -84,3 +85,25 @@ class Continuation(Protocol):
 
     def advance(self) -> list[Update]:
         """Lets the choices go on if all pause, after the results of a step in which some of them had rows."""
+
+
+class KVEviction(Protocol):
+    """Drops pages of one choice while it runs, so that its later tokens do not attend to them."""
+
+    @property
+    def use(self) -> KVEvictionUse:
+        """What it has dropped so far."""
+
+    def pages_to_score(self, blocks: BlockTable, end: int) -> tuple[int, ...]:
+        """Returns the pages of which it wants to know the scores after a row that ends before position ``end``.
+        O(those pages)."""
+
+    def take_scores(self, scores: Sequence[float]) -> None:
+        """Takes the scores that a finished row has brought, in the order in which the pages were asked for."""
+
+    def make_room(self, request: Request) -> bool:
+        """Drops what its choice may not keep beside the page of its next token.
+
+        Returns:
+            False, without any change, if it must know the results of launched steps first.
+        """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -125,13 +125,16 @@ def _choice_table(
         return table if awaited is None else replace(table, pages=_without_table(awaited, cache.page_size, shown))
     path = [] if blocks.lease is None else path_to(blocks.lease.node)
     n_not_own = max(blocks.n_leased, blocks.n_freed)
+    n_skipped = bisect_left(blocks.skipped, blocks.n_leased)
+    n_dropped = len(blocks.skipped) - n_skipped
     return replace(
         table,
         n_stored=max(request.n_scheduled, blocks.n_leased * cache.page_size),
         n_in_tree=blocks.n_leased,
         n_shared=sum(len(node.pages) for node in path if n_refs[node] > 1),
-        n_own=len(blocks.pages) - n_not_own - table.n_loading,
-        n_freed=n_not_own - blocks.n_leased,
+        n_own=len(blocks.pages) - n_not_own - n_dropped - table.n_loading,
+        n_freed=n_not_own - blocks.n_leased + n_dropped,
+        n_skipped=n_skipped,
         n_window_pages=len(blocks.window.pages),
         n_replaced=len(blocks.replaced),
         pages=tuple(_pages(blocks, awaited, path, n_refs, cache, request.n_scheduled, shown)) if shown else (),
@@ -150,6 +153,7 @@ def _pages(
     """Yields the entries ``shown`` of a block table. O(edges + entries)."""
     nodes = [node for node in path if node.pages]
     ends = list(accumulate(len(node.pages) for node in nodes))
+    dropped = set(blocks.skipped)
     slots, window, page_size = () if awaited is None else awaited.slots, blocks.window, cache.page_size
     for entry in range(shown.start, min(shown.stop, len(blocks.pages))):
         page = blocks.pages[entry]
@@ -161,7 +165,7 @@ def _pages(
             has_state = cache.recurrent_states is not None and entry + 1 == ends[index]
             state_slot = node.state.slot if has_state and node.state is not None else None
             yield TablePage(entry, page, page_size, "tree", n_refs[node], "device", None, window_page, state_slot)
-        elif entry < blocks.n_freed:
+        elif entry < blocks.n_freed or entry in dropped:
             yield TablePage(entry, None, 0, "freed", 0, None, window_page=window_page)
         elif awaited is not None and 0 <= entry - awaited.first < awaited.n_pages:
             yield TablePage(

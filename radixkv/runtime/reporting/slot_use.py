@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -48,8 +49,8 @@ def count_slot_use(tables: Iterable[TableUse], page_size: int) -> SlotUse:
     A slot is a duplicate if another one holds the same token after the same tokens in the same namespace; of equal
     slots, all but one are duplicates. Two places are searched: duplicates of committed pages that wait to be freed,
     and what follows one path of the tree, where the first page of each branch that a table leases and the known
-    tokens of each tail are compared. Detached paths, tables without a lease, and what launched steps sample are
-    not compared.
+    tokens of each tail are compared. Detached paths, tables without a lease, tails of tables that skip pages, and
+    what launched steps sample are not compared.
 
     O(tables + leased nodes), with a page's tokens read of each, and sorting them.
 
@@ -58,28 +59,31 @@ def count_slot_use(tables: Iterable[TableUse], page_size: int) -> SlotUse:
         page_size: tokens per page.
     """
     page_bytes = page_size * TOKEN_BYTES
-    n_own_pages = n_own_filled = n_replaced = n_leased = 0
+    n_own_pages = n_own_filled = n_leaving = n_replaced = n_leased = 0
     leased: set[Node] = set()
     after: defaultdict[Node, list[bytes]] = defaultdict(list)
     """What follows the end of a node: the first page of a leased child, or the tail of a table."""
     for blocks, tokens, n_stored in tables:
         first = max(blocks.n_leased, blocks.n_freed)
-        n_own_pages += len(blocks.pages) - first
-        n_own_filled += max(0, n_stored - first * page_size)
-        n_replaced += len(blocks.replaced)
+        n_dropped = len(blocks.skipped) - bisect_left(blocks.skipped, first)
+        n_own_pages += len(blocks.pages) - first - n_dropped
+        n_own_filled += max(0, n_stored - (first + n_dropped) * page_size)
+        n_leaving += len(blocks.replaced)
+        n_replaced += sum(one.entry not in blocks.skipped for one in blocks.replaced)
         n_leased += blocks.n_leased
         if blocks.lease is None:
             continue
         node = blocks.lease.node
-        after[node].append(bytes(memoryview(tokens)[first * page_bytes : n_stored * TOKEN_BYTES]))
+        if not blocks.skipped:
+            after[node].append(bytes(memoryview(tokens)[first * page_bytes : n_stored * TOKEN_BYTES]))
         while node.parent is not None and node not in leased:
             leased.add(node)
             after[node.parent].append(bytes(memoryview(node.key)[:page_bytes]))
             node = node.parent
     n_distinct = sum(len(node.pages) for node in leased)
     return SlotUse(
-        n_slots=(n_own_pages + n_replaced + n_distinct) * page_size,
-        n_filled=n_own_filled + (n_replaced + n_distinct) * page_size,
+        n_slots=(n_own_pages + n_leaving + n_distinct) * page_size,
+        n_filled=n_own_filled + (n_leaving + n_distinct) * page_size,
         n_duplicate=n_replaced * page_size + sum(map(_n_repeated, after.values())),
         n_saved=(n_leased - n_distinct) * page_size,
     )

@@ -12,7 +12,7 @@ from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.runtime.protocols.gate import Gate
 from radixkv.runtime.reporting.slot_use import count_slot_use, tables_of
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.wire.stats import Stats
+from radixkv.wire.stats import KVEvictionStats, Stats
 
 
 class RequestCount(NamedTuple):
@@ -40,6 +40,7 @@ def count_requests_of(sender: str, scheduler: Scheduler, gate: Gate, adapters: A
 def make_stats(
     scheduler: Scheduler,
     count_pinned: Callable[[], Sequence[int]],
+    count_dropped: Callable[[], KVEvictionStats],
     gate: Gate,
     adapters: Adapters,
     start_seconds: Mapping[str, float],
@@ -51,6 +52,7 @@ def make_stats(
     Args:
         scheduler: has the requests.
         count_pinned: returns how many pages pins cover in each tier with a page cache, the device's first.
+        count_dropped: returns what requests with a ``kv_budget`` have dropped.
         gate: holds further requests.
         adapters: those that requests may ask for.
         start_seconds: time of each stage of the start.
@@ -95,6 +97,7 @@ def make_stats(
         drafts=scheduler.drafts.stats(),
         states=scheduler.states.stats(),
         windows=scheduler.states.window_stats(),
+        kv_eviction=count_dropped(),
         pauses=scheduler.returns.stats(),
         adapters=adapters.stats(),
         tenants=scheduler.shares.stats(lambda sender: count_requests_of(sender, scheduler, gate, adapters)),

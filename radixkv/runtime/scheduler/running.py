@@ -187,7 +187,8 @@ class RunningRequests:
         self.copies_done(request)
         self._tiers.freeing(request)
         self._states.freed(request)
-        self._sent_entries[request.batch_slot] = request.blocks.pages[: request.blocks.n_on_device]
+        n_sent = 0 if request.blocks.skipped else request.blocks.n_on_device
+        self._sent_entries[request.batch_slot] = request.blocks.pages[:n_sent]
         self._cache.close(request.blocks)
         request.block_table = None
         self._free_batch_slots.append(request.batch_slot)

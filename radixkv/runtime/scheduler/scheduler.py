@@ -316,6 +316,8 @@ class Scheduler:
                         assert row.tokens is not None
                         tokens = tokens + row.tokens[TOKEN_BYTES : (1 + n_more) * TOKEN_BYTES]
                     computed.append(ComputedRow(blocks, tokens, end, request.last_step))
+        if result.page_scores:
+            _give_scores(plan, launched.requests, result.page_scores)
         self.cache.commit_computed(computed, plan.step)
         self.tiers.computed(plan, launched.requests)
         self.states.step_done(plan, are_right)
@@ -477,8 +479,8 @@ class Scheduler:
     def _decode_rows(self, decoding: list[Request]) -> tuple[list[Request], list[Row]]:
         """Makes the rows of the decoding requests' next tokens; returns the requests that have one, and their rows.
 
-        A request without a page for its next token gets no row. If any lacks one, none has drafts, which would take
-        what the next ones need.
+        A request without a page for its next token gets no row, nor one whose eviction waits for a result. If any
+        lacks a page, none has drafts, which would take what the next ones need.
         """
         page_size = self.cache.page_size
         full = [r.blocks for r in decoding if r.n_scheduled == len(r.blocks.pages) * page_size]
@@ -490,7 +492,11 @@ class Scheduler:
             drafts = self._row_drafts.draft(self.drafts, decoding, self.limits.max_num_batched_tokens)
         for request, drafts_of_row in zip(decoding, drafts, strict=True):
             start = request.n_scheduled
-            if has_pages or (request.phase is Phase.RUNNING and self.running.grow(request, start + 1)):
+            if request.phase is not Phase.RUNNING:
+                continue  # it was preempted for the page of another
+            if request.kv_eviction is not None and not request.kv_eviction.make_room(request):
+                continue
+            if has_pages or self.running.grow(request, start + 1):
                 requests.append(request)
                 rows.append(request.make_row(start, start + 1, start, self._n_steps, drafts_of_row))
         self.waiting.charge(requests, 1)
@@ -539,6 +545,16 @@ class Scheduler:
             self.running.finish(request)
         found = [one for one in logprobs[:n_appended] if one is not None]
         return Update(request, tokens[:n_appended], reason, logprobs=found or None)
+
+
+def _give_scores(plan: StepPlan, requests: Sequence[Request], scores: Sequence[float]) -> None:
+    """Gives the scores of pages to those who have asked for them. O(rows + scores)."""
+    first = 0
+    for row, request in zip(plan.rows, requests, strict=True):
+        if row.scored_pages and request.kv_eviction is not None:
+            end = first + len(row.scored_pages)
+            request.kv_eviction.take_scores(scores[first:end])
+            first = end
 
 
 _Copies = tuple[tuple[int, int], ...]

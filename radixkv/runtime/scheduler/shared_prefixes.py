@@ -36,7 +36,7 @@ class SharedPrefixes:
 
         O(rows); O(edges) more if the requests differ from those of the previous call.
         """
-        leases = [request.blocks.lease for request in requests]
+        leases = [None if request.blocks.skipped else request.blocks.lease for request in requests]
         if leases != self._leases:
             self._leases = leases
             self._runs_id += 1

@@ -113,6 +113,11 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     """Digest of the adapter that changes the model for this row; empty: none does."""
     adapter_start: int = 0
     """Position from which on it does, at or before the row's last one."""
+    n_skipped: int = 0
+    """Pages before ``start`` that its block table leaves out, and to which it does not attend: from ``start`` on,
+    position ``p`` is in entry ``p // page_size - n_skipped``."""
+    scored_pages: tuple[int, ...] = ()
+    """Pages of its request to score after the step, see ``StepResult.page_scores``."""
 
     @property
     def reports_states(self) -> bool:
@@ -220,6 +225,10 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=True):
         if not self.n_drafts:
             return range(len(self.rows))
         return list(accumulate([1 + row.n_drafts for row in self.rows[:-1]], initial=0))
+
+    def scored_pages(self) -> list[int]:
+        """Returns the pages to score after the step, row after row. O(rows + those pages)."""
+        return [page for row in self.rows if row.scored_pages for page in row.scored_pages]
 
     def without_sampling(self) -> StepPlan:
         """Returns the plan for a rank that does not sample: its rows have no sampling settings. O(rows)."""

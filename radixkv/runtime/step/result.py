@@ -33,6 +33,9 @@ class StepResult(msgspec.Struct, frozen=True):
     pooled: tuple[bytes | None, ...] = ()
     """What each row's ``Row.pooling`` asks for, little-endian float32; None if that is None or the row is not
     finite. Empty if no row has it."""
+    page_scores: tuple[float, ...] = ()
+    """The mean of |V| / |K| over the tokens, heads and layers of each of ``Row.scored_pages``, row after row, with
+    the Euclidean norms of a head's K and V of a token."""
 
 
 class TokenMasks(NamedTuple):

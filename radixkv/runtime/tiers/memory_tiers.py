@@ -349,7 +349,7 @@ class MemoryTiers(Tiers):
     def freeing(self, request: Request) -> None:
         """Offers what is computed of a request. O(tokens)."""
         self._n_offered.pop(request, None)
-        if request.uses_tiers and request.blocks.can_commit:
+        if request.uses_tiers and request.blocks.is_in_tree:
             self._host_tier.offer_computed(request.namespace, bytes(request.tokens))
 
     def ended(self, choices: Sequence[Request]) -> tuple[float, float] | None:

@@ -68,10 +68,35 @@ def test_rows_become_arrays() -> None:
         "update_firsts": [0, 0],
         "update_counts": [0, 2],
         "sampled_slots": [2, 1],
+        "n_skipped": [0, 0],
         "ids": [-1, 7, 8, 9, 10, 11],
         "updates": [9, 8],
     }
     assert step.lengths.tolist() == [6, 5]
+
+
+def test_a_row_that_skips_pages_has_places_before_its_positions() -> None:
+    packer = make_packer(max_model_len=24)
+    prompt = row(start=0, n_tokens=8, tokens=pack_tokens(range(8)), table_pages=(3, 4, 5))
+    packer.pack(StepPlan(0, (prompt,)))
+    decode = row(start=22, n_tokens=1, tokens=None, write_start=22, table_start=1, table_pages=(9,), n_skipped=4)
+    step = packer.pack(StepPlan(1, (decode,), n_decode=1))
+    rows = step.rows
+    assert [values.tolist() for values in (rows.starts, rows.write_starts, rows.n_skipped)] == [[6], [6], [16]]
+    assert step.lengths.tolist() == [7]
+    with pytest.raises(DeviceError, match="a position beyond max_model_len 24"):
+        packer.pack(StepPlan(2, (replace(decode, start=24, write_start=24),), n_decode=1))
+    with pytest.raises(DeviceError, match="a row has no tokens, or a start below 0"):
+        packer.pack(StepPlan(2, (replace(decode, n_skipped=6),), n_decode=1))
+    with pytest.raises(DeviceError, match="batch slot 0: the row skips -1 pages"):
+        packer.pack(StepPlan(2, (replace(decode, n_skipped=-1),), n_decode=1))
+
+
+def test_pages_to_score_are_pages_of_the_pool() -> None:
+    packer = make_packer()
+    assert packer.pack(StepPlan(0, (row(scored_pages=(3,)),))).plan.scored_pages() == [3]
+    with pytest.raises(DeviceError, match=r"batch slot 0: pages \(3, 200\) are to be scored of a pool of 200"):
+        packer.pack(StepPlan(1, (row(scored_pages=(3, 200)),)))
 
 
 def test_drafts_become_rows() -> None:
@@ -97,6 +122,7 @@ def test_drafts_become_rows() -> None:
         "update_firsts": [0, 0, 0, 20, 120, 120, 142],
         "update_counts": [20, 0, 0, 100, 22, 0, 2],
         "sampled_slots": [2, 2, 2, 1, 0, 0, 3],
+        "n_skipped": [0] * 7,
         "ids": [5, 6, 7, -1, 8, 9, 7, 8, 9, 10, 11],
     }
     assert step.sampled.tolist() == [0, 1, 2, 3, 4, 5, 10]
@@ -124,6 +150,7 @@ def test_a_short_prompt_becomes_rows_of_which_the_last_one_samples() -> None:
         "update_firsts": [0, 0, 0, 2, 2, 2],
         "update_counts": [0, 0, 2, 2, 0, 0],
         "sampled_slots": [2, 2, 1, 16, 16, 3],
+        "n_skipped": [0] * 6,
         "ids": [5, 6, 12, 7, 8, 9],
         "counts": [2, 1, 3],
         "results": [0, 1, 2, 5],

@@ -94,7 +94,7 @@ def test_rows_report_their_last_states_and_logits(is_split: bool) -> None:
     places = [0, 2, 3, 5, 6, 9] if is_split else list(range(6))
     last, logits = torch.randn(10, 4).bfloat16(), torch.randn(10, 7).bfloat16()
     plan = StepPlan(1, tuple(rows))
-    no_arrays = RowArrays(*[np.empty(0, np.int32)] * 9)
+    no_arrays = RowArrays(*[np.empty(0, np.int32)] * 10)
     step = PackedStep(plan, no_arrays, np.empty(0, np.int32), np.empty(0, np.int32))
     step = replace_dataclass(step, results=np.array(places, np.int32) if is_split else None)
     pooled = PooledRows(step, StepOutputs(logits, torch.zeros(2, 10), None, last)).collect()

@@ -123,7 +123,7 @@ class MessageWriter:
 
     def _usage_at_end(self) -> dict[str, Any]:
         """Returns the usage, with the miss if the request asks for it."""
-        usage: dict[str, Any] = self._usage() | self._answer.stored_fields
+        usage: dict[str, Any] = self._usage() | self._answer.stored_fields | self._answer.eviction_fields
         if self._explains_cache and self._answer.cache_miss is not None:
             usage["cache_miss"] = self._answer.cache_miss
         return usage

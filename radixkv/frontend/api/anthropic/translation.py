@@ -76,6 +76,7 @@ def to_chat(request: MessagesRequest) -> Chat:
             "top_k": request.top_k,
             "stop": request.stop_sequences,
             "structured_outputs": text_format,
+            "kv_budget": request.kv_budget,
         },
         pin_s=_pin_s(request.cache_control),
         max_tokens=min(request.max_tokens, _MAX_TOKENS),

@@ -28,7 +28,7 @@ from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import OutputDelta
 from radixkv.generation.parts import TextPart
 from radixkv.wire.cache_use import CacheUse
-from radixkv.wire.messages import CacheMiss, Done, DraftUse, Submit
+from radixkv.wire.messages import CacheMiss, Done, DraftUse, KVEvictionUse, Submit
 
 _REPEATED_TOKENS_PER_TOKEN = 16
 """Tokens of a repeated prompt that take as long to render as one token of an answer."""
@@ -125,6 +125,7 @@ class ResponseWriter:
         self._n_prompt = sum(len(prompt.tokens) // 4 for prompt in prompts)
         self._cache_use, self._n_done = CacheUse(), 0
         self._drafts: DraftUse | None = None
+        self._kv_eviction: KVEvictionUse | None = None
         """Sum over all prompts; None without speculative decoding."""
         self._n_lost = 0
         self._miss: CacheMiss | None = None
@@ -240,6 +241,10 @@ class ResponseWriter:
         self._cache_use += done.cache_use
         if done.drafts is not None:
             self._drafts = done.drafts + (self._drafts or DraftUse())
+        if done.kv_eviction is not None:
+            self._kv_eviction = (
+                done.kv_eviction if self._kv_eviction is None else self._kv_eviction + done.kv_eviction
+            )
         self._n_done += 1
         n_lost = done.n_prompt_tokens - done.cache_use.n_cached
         if done.miss is not None and n_lost > self._n_lost:
@@ -261,6 +266,8 @@ class ResponseWriter:
             details["rejected_prediction_tokens"] = self._drafts.n_rejected
         if details:
             usage["completion_tokens_details"] = details
+        if self._kv_eviction is not None and self._n_done == len(self._prompts):
+            usage["kv_eviction"] = self._kv_eviction.fields
         if self._n_done == len(self._prompts):
             miss = self._miss if self._request.explain_cache else None
             usage["prompt_tokens_details"] = cached_fields(

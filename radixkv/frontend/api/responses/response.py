@@ -154,4 +154,5 @@ class ResponsesWriter:
             "output_tokens": answer.n_output,
             "output_tokens_details": {"reasoning_tokens": answer.n_reasoning},
             "total_tokens": answer.n_prompt + answer.n_output,
+            **answer.eviction_fields,
         }

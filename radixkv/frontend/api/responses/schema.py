@@ -61,6 +61,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     session_id: str | None = None
     priority: Int64 | None = None
     expected_pause_s: float | None = None
+    kv_budget: Int64 | None = None
     explain_cache: bool | None = False
 
     @property

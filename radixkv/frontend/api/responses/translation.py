@@ -63,6 +63,7 @@ def to_chat(request: ResponsesRequest) -> Chat:
             "temperature": request.temperature,
             "top_p": request.top_p,
             "structured_outputs": text_format,
+            "kv_budget": request.kv_budget,
         },
         max_tokens=request.max_output_tokens,
         max_tokens_field="max_output_tokens",

@@ -224,6 +224,8 @@ class GenerateWriter:
         if done is not None:
             miss = done.miss if self._explains_cache else None
             meta |= cached_fields(done.cache_use, miss, self._model.ready, self._model.tokenizer)
+            if done.kv_eviction is not None:
+                meta["kv_eviction"] = done.kv_eviction.fields
         meta |= stored_fields([prompt.stored], self._model.ready)
         if choice.logprobs is not None:
             meta |= prompt.input_logprobs.fields() | choice.logprobs.fields()

@@ -51,7 +51,8 @@ function tableOf(choice, pageSize) {
   const parts = [`Choice ${choice.index}, ${choice.phase}: ${number.format(choice.tokens)} tokens`];
   if (choice.pages) parts.push(`${pagesOf(choice.pages)}, ${number.format(choice.in_tree)} in the tree, ${number.format(choice.shared)} of these shared with other block tables, ${number.format(choice.own)} own`);
   if (choice.loading_from) parts.push(`${number.format(choice.loading ?? 0)} coming from ${choice.loading_from}`);
-  if (choice.freed) parts.push(`${number.format(choice.freed)} freed behind the window`);
+  if (choice.freed) parts.push(`${number.format(choice.freed)} freed`);
+  if (choice.skipped) parts.push(`${number.format(choice.skipped)} of those in the tree not read`);
   if (hidden > 0 && rows.length) parts.push(`${pagesOf(hidden)} not shown`);
   const sentence = make("p", { className: "hint" }, `${parts.join("; ")}.`);
   if (!rows.length) return [sentence];

@@ -34,6 +34,7 @@ from radixkv.runtime.device.memory.cpu.host_states import CpuHostStates
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
 from radixkv.runtime.device.memory.cpu.slab_pool import SlabPool
+from radixkv.runtime.device.memory.page_scores import PageScores
 from radixkv.runtime.device.memory.page_shape import PageLayout, count_pages
 from radixkv.runtime.device.memory.slab_shape import open_slabs
 from radixkv.runtime.device.memory.state_size import all_states_bytes, count_states
@@ -149,6 +150,7 @@ class CpuExecutor:
         else:
             self.pool, self.window_pool, n_pages = SlabPool(slabs), slabs.pool, slabs.n_pages
             self._window_tables = WindowTables(max_rows=max_rows, max_model_len=max_model_len, page_size=page_size)
+        self._page_scores = PageScores(self.pool.parts, page, kv_scales) if isinstance(self.pool, KVPool) else None
         self._states = states
         self.window = longest_window(windows)
         self.attention: Attention = PagedAttention(
@@ -297,7 +299,17 @@ class CpuExecutor:
             if pooled
             else (),
             device_seconds=perf_counter() - begun,
+            page_scores=self._score_pages(packed.plan),
         )
+
+    def _score_pages(self, plan: StepPlan) -> tuple[float, ...]:
+        """Returns ``StepResult.page_scores``."""
+        pages = plan.scored_pages()
+        if not pages:
+            return ()
+        if self._page_scores is None:
+            raise DeviceError(f"step {plan.step}: pages of a model with window pages have no scores")
+        return tuple(self._page_scores.of(torch.tensor(pages)).tolist())
 
     def _sample(
         self,

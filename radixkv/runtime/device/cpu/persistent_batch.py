@@ -63,11 +63,12 @@ class PersistentBatch:
             sequences: the parts of its tokens for layers with states.
         """
         row = np.repeat(np.arange(step.n_rows), step.rows.n_tokens)
-        positions = np.arange(len(step.ids)) + (step.rows.starts - step.rows.firsts)[row]
+        places = np.arange(len(step.ids)) + (step.rows.starts - step.rows.firsts)[row]
+        positions = places + step.rows.n_skipped[row]
         batch_slots = step.rows.batch_slots[row]
-        slots = self._tables[batch_slots, positions // self._page_size].astype(np.int64)
-        slots = slots * self._page_size + positions % self._page_size
-        slots[positions < step.rows.write_starts[row]] = -1
+        slots = self._tables[batch_slots, places // self._page_size].astype(np.int64)
+        slots = slots * self._page_size + places % self._page_size
+        slots[places < step.rows.write_starts[row]] = -1
         ids = step.ids.astype(np.int64)
         is_sampled = ids == -1
         ids[is_sampled] = self.last_tokens.numpy()[batch_slots[is_sampled]]

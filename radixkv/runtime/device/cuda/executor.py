@@ -18,12 +18,14 @@ from radixkv.runtime.device.cuda.pooled_rows import PooledRows
 from radixkv.runtime.device.cuda.results import step_result
 from radixkv.runtime.device.kv_dtype import kv_dtype_name
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
+from radixkv.runtime.device.memory.cuda.array_copies import to_device, to_host
 from radixkv.runtime.device.memory.cuda.copy_pace import CopyPace
 from radixkv.runtime.device.memory.cuda.copy_stream import CopyStream
 from radixkv.runtime.device.memory.cuda.driver import CudaDriver
 from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
 from radixkv.runtime.device.memory.cuda.host_states import CudaHostStates
 from radixkv.runtime.device.memory.cuda.slab_pool import CudaSlabPool
+from radixkv.runtime.device.memory.page_scores import PageScores
 from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
@@ -58,6 +60,7 @@ class CudaExecutor:
         window: the most positions that a token attends to in any layer; None if a layer has no window.
         window_pool: of the pool, if that has window pages.
         adapters: those that rows may ask for; None: rows have none.
+        page_scores: of the pool; None: of this one nobody asks for any.
     """
 
     n_ranks = 1
@@ -80,6 +83,7 @@ class CudaExecutor:
         window: int | None = None,
         window_pool: WindowPool | None = None,
         adapters: CudaAdapters | None = None,
+        page_scores: PageScores | None = None,
     ) -> None:
         pool = runner.pool
         self.device = torch.cuda.get_device_name(stream.device)
@@ -92,6 +96,7 @@ class CudaExecutor:
         self.window_pool = window_pool
         self.adapters: DeviceAdapters | None = adapters
         self._adapters = adapters
+        self._page_scores = page_scores
         self._window_entries = None if window_pool is None else packer.window_entries(window_pool)
         self.page_origin = PageOrigin(
             device="cuda",
@@ -128,7 +133,8 @@ class CudaExecutor:
             pooled = None
             if self._runner.samples and any(row.pooling is not None for row in plan.rows):
                 pooled = PooledRows(step, outputs)
-            launched = LaunchedCudaStep(self, step, begun, outputs, prompt_logprobs, pooled)
+            scores = self._score_pages(plan)
+            launched = LaunchedCudaStep(self, step, begun, outputs, prompt_logprobs, pooled, scores)
             if not plan.is_masked:
                 launched.sampled = self._sample_step(launched, None)
             return launched
@@ -180,7 +186,12 @@ class CudaExecutor:
         self._errors.release_all()
         if self._adapters is not None:
             self._adapters.close()
-        del self._runner, self._packer, self._sampler  # the packer asks the runner about rows with drafts
+        del (
+            self._runner,
+            self._packer,
+            self._sampler,
+            self._page_scores,
+        )  # the packer asks the runner about rows with drafts
         torch.cuda.empty_cache()
 
     def _is_stepping(self) -> bool:
@@ -220,6 +231,15 @@ class CudaExecutor:
         self._runner.set_last_tokens(row_indices, sampled.tokens)
         has_logprobs = any(row_sampling.n_logprobs is not None for row_sampling in sampling)
         return _SamplerRows(positions, sampled if has_logprobs else None)
+
+    def _score_pages(self, plan: StepPlan) -> Tensor | None:
+        """Enqueues the scores of the pages that rows ask for; None if there are none. Raises ``DeviceError``."""
+        pages = plan.scored_pages()
+        if not pages:
+            return None
+        if self._page_scores is None:
+            raise DeviceError(f"step {plan.step}: the pages of this pool have no scores")
+        return self._page_scores.of(to_device(np.array(pages, np.int64), self._stream.device))
 
     def _score_prompts(self, step: PackedStep, hidden: Tensor | None) -> Iterator[tuple[int, PromptLogprobs]]:
         """Yields the index of each row of the plan that scores its prompt, with each chunk of its logprobs.
@@ -272,6 +292,8 @@ class LaunchedCudaStep:
     prompt_logprobs: list[tuple[int, PromptLogprobs]]
     pooled: PooledRows | None
     """None if no row reports its last position, and on ranks other than rank 0."""
+    page_scores: Tensor | None = None
+    """[scored pages] float32; None if no row asks for any."""
     sampled: SampledCudaStep | None = None
     """The sampled step, if it was sampled at its launch."""
 
@@ -310,10 +332,19 @@ class SampledCudaStep:
         argmax_result = launched.outputs.argmax_result
         self._argmax_result = torch.empty(argmax_result.shape, dtype=argmax_result.dtype, pin_memory=True)
         self._argmax_result.copy_(argmax_result, non_blocking=True)
+        self._page_scores = None if launched.page_scores is None else to_host(launched.page_scores)
         self.done = torch.cuda.Event(enable_timing=True)
         """Is reached when the device has finished the step."""
         self.done.record(stream)
-        self._memory = (self._argmax_result, sampled, self._prompt_logprobs, self._pooled, self._begun, self.done)
+        self._memory = (
+            self._argmax_result,
+            self._page_scores,
+            sampled,
+            self._prompt_logprobs,
+            self._pooled,
+            self._begun,
+            self.done,
+        )
         errors.hold(self._memory)
 
     @property
@@ -344,6 +375,7 @@ class SampledCudaStep:
             [(row, chunk.collect()) for row, chunk in self._prompt_logprobs],
             device_seconds,
             None if self._pooled is None else self._pooled.collect(),
+            () if self._page_scores is None else tuple(self._page_scores.tolist()),
         )
 
     def _logprobs(self) -> dict[int, TokenLogprobs | None]:

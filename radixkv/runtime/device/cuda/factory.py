@@ -30,9 +30,11 @@ from radixkv.runtime.device.machine import (
     choose_attention_backend,
     choose_dtype,
 )
+from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.pool_size import measure_memory, plan_pages
 from radixkv.runtime.device.memory.cuda.recurrent_states import CudaStates
 from radixkv.runtime.device.memory.cuda.staging import StagingLayout
+from radixkv.runtime.device.memory.page_scores import PageScores
 from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.memory.slab_shape import empty_slabs, open_slabs
 from radixkv.runtime.device.memory.state_size import count_states
@@ -202,6 +204,7 @@ def open_cuda_executor(
         window=longest_window(windows),
         window_pool=None if slabs is None else slabs.pool,
         adapters=adapters,
+        page_scores=PageScores(runner.pool.parts, page, kv_scales) if isinstance(runner.pool, CudaPool) else None,
     )
 
 

@@ -215,7 +215,9 @@ class ModelRunner:
         zeros = np.zeros(n_rows, np.int32)
         ends = np.cumsum(n_tokens, dtype=np.int32)
         batch_slots = np.full(n_rows, self._row_fields.max_rows, np.int32)
-        rows = RowArrays(batch_slots, zeros, n_tokens, ends - n_tokens, n_tokens, zeros, zeros, zeros, batch_slots)
+        rows = RowArrays(
+            batch_slots, zeros, n_tokens, ends - n_tokens, n_tokens, zeros, zeros, zeros, batch_slots, zeros
+        )
         step = PackedStep(StepPlan(0, ()), rows, np.zeros(int(ends[-1]), np.int32), zeros[:0])
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)

@@ -20,6 +20,7 @@ def step_result(
     prompt_logprobs: Sequence[tuple[int, list[TokenLogprobs] | None]],
     device_seconds: float,
     pooled: Mapping[int, bytes] | None = None,
+    page_scores: tuple[float, ...] = (),
 ) -> StepResult:
     """Returns the result of a step. O(rows + drafts + prompt logprobs).
 
@@ -32,13 +33,21 @@ def step_result(
             chunk that is not finite.
         device_seconds: time of the step on the device.
         pooled: by row, what it reports of its last position; None if no row does.
+        page_scores: of all ``Row.scored_pages``.
     """
     rows, n_positions = plan.rows, len(plan.rows) + plan.n_drafts
     tokens, are_finite = sampled[:, :n_positions]
     finite = are_finite.astype(np.bool_)
     if finite.all() and not prompt_logprobs and all(row.sampling is not None for row in rows):
         all_finite = (True,) * len(rows)
-        return StepResult(tuple(tokens.tolist()), all_finite, _by_position(logprobs, finite), (), device_seconds)
+        return StepResult(
+            tuple(tokens.tolist()),
+            all_finite,
+            _by_position(logprobs, finite),
+            (),
+            device_seconds,
+            page_scores=page_scores,
+        )
     firsts = plan.first_positions()
     if plan.n_drafts:
         finite = np.logical_and.reduceat(finite, firsts)
@@ -61,6 +70,7 @@ def step_result(
         else (),
         device_seconds=device_seconds,
         pooled=tuple(pooled.get(i) if finite[i] else None for i in range(len(rows))) if pooled else (),
+        page_scores=page_scores,
     )
 
 

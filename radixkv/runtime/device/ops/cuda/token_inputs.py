@@ -18,7 +18,8 @@ _PAGES = 256
 _TOKENS = 256
 """Tokens of one row per program, or rows per program where each row has one token."""
 _UNALIGNED = (
-    "batch_slots starts n_tokens firsts write_starts ids_in ids_out positions_out slot_mapping_out window_slots_out"
+    "batch_slots starts n_tokens firsts write_starts n_skipped ids_in ids_out positions_out slot_mapping_out "
+    "window_slots_out"
 ).split()
 """Arguments that are slices at any offset: kernels must not be specialised on their alignment."""
 
@@ -115,12 +116,14 @@ def prepare_token_inputs(
 ) -> None:
     """Computes id, position and slot mapping of token i of row r at index ``firsts[r] + i``. All tensors are int32.
 
+    The token is at place ``starts[r] + i`` of the block table, and ``n_skipped[r]`` further in its sequence.
+
     Args:
         tables: [batch slots, width] block tables.
         last_tokens: [batch slots], the token that each batch slot sampled last.
         rows: ``batch_slots`` is [rows], the others may be longer.
         ids: [tokens]; -1 stands for ``last_tokens[batch_slot]``.
-        out: [tokens] each; its ids may be ``ids``. The slot mapping is -1 for positions below ``write_starts[r]``.
+        out: [tokens] each; its ids may be ``ids``. The slot mapping is -1 for places below ``write_starts[r]``.
         page_size: tokens per page.
         max_n_tokens: most tokens of a row.
         page_pitch: tokens from the beginning of one page of a layer to that of the next; None: ``page_size``.
@@ -136,6 +139,7 @@ def prepare_token_inputs(
         tables,
         last_tokens,
         *rows[:5],
+        rows.n_skipped,
         ids,
         out.ids,
         out.positions,
@@ -164,6 +168,7 @@ def _prepare_token_inputs(
     n_tokens: tl.tensor,
     firsts: tl.tensor,
     write_starts: tl.tensor,
+    n_skipped: tl.tensor,
     ids_in: tl.tensor,
     ids_out: tl.tensor,
     positions_out: tl.tensor,
@@ -189,16 +194,17 @@ def _prepare_token_inputs(
     is_token = is_row & (token < tl.load(n_tokens + row, is_row, 0))
     batch_slot = tl.load(batch_slots + row, is_row, 0)
     index = tl.load(firsts + row, is_row, 0) + token
-    position = tl.load(starts + row, is_row, 0) + token
+    place = tl.load(starts + row, is_row, 0) + token
+    position = place + tl.load(n_skipped + row, is_row, 0)
     id_in = tl.load(ids_in + index, is_token, 0)
     last = tl.load(last_tokens + batch_slot, is_row, 0)
     tl.store(ids_out + index, tl.where(id_in == -1, last, id_in), is_token)
     tl.store(positions_out + index, position, is_token)
-    is_written = is_token & (position >= tl.load(write_starts + row, is_row, 0))
-    entry = batch_slot.to(tl.int64) * table_stride + position // PAGE_SIZE
-    slot = tl.load(tables + entry, is_written, 0) * PITCH + position % PAGE_SIZE
+    is_written = is_token & (place >= tl.load(write_starts + row, is_row, 0))
+    entry = batch_slot.to(tl.int64) * table_stride + place // PAGE_SIZE
+    slot = tl.load(tables + entry, is_written, 0) * PITCH + place % PAGE_SIZE
     tl.store(slot_mapping_out + index, tl.where(is_written, slot, -1), is_token)
     if WINDOW_PITCH is not None:
         is_kept = is_token & (batch_slot < padding_slot)
-        slot = tl.load(window_tables + entry, is_kept, 0) * WINDOW_PITCH + position % PAGE_SIZE
+        slot = tl.load(window_tables + entry, is_kept, 0) * WINDOW_PITCH + place % PAGE_SIZE
         tl.store(window_slots_out + index, tl.where(is_kept, slot, -1), is_token)
