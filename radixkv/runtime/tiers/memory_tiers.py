@@ -173,6 +173,8 @@ class MemoryTiers(Tiers):
         if loading is not None:
             load = loading.load
             first = load.start // page_size
+            if load.lent is not None:
+                return AwaitedPages("storage", first, len(load.pages), blocks=load.blocks)
             slots = () if load.is_done else load.place.pages[first : first + len(load.pages)]
             return AwaitedPages("host", first, len(slots), slots, load.blocks)
         copy = self._joined[request]
@@ -182,7 +184,7 @@ class MemoryTiers(Tiers):
             copy.start // page_size,
             n_common_tokens(bytes(request.tokens), bytes(copy.tokens)) // page_size,
         )
-        if isinstance(copy, Fetch):
+        if isinstance(copy, Fetch) or copy.lent is not None:
             return AwaitedPages("storage", first, max(0, last - first))
         slots = copy.place.pages[first:last]
         return AwaitedPages("host", first, len(slots), slots)

@@ -50,6 +50,12 @@ def test_pages_are_copied_without_a_host_slot() -> None:
     (load,) = engine.copier.in_flight
     assert min(load.slots) >= engine.copier.n_slots
     assert (len(load.pages), engine.store.lent.total(), engine.host.n_free) == (10, 10, n_free)
+    awaited = engine.scheduler.tiers.awaited(request)
+    assert (awaited.tier, awaited.first, awaited.n_pages, awaited.slots) == ("storage", 0, 10, ())
+    joined = engine.add(prompt(24))
+    engine.turn()
+    awaited = engine.scheduler.tiers.awaited(joined)
+    assert (awaited.tier, awaited.first, awaited.n_pages, awaited.slots) == ("storage", 0, 6, ())
     finish(engine)
     assert sources(request) == (39, 39, 39, 39)
     disk, _ = engine.host_tier.disk.stats()
