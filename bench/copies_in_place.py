@@ -42,6 +42,8 @@ SHAPES = {
 }
 """Of a page of the embedded model, 80 KiB, and of Llama 3.1 8B, 2 MiB."""
 PAGE_TOKEN_BYTES = 64
+MAX_PINNING_S = 60.0
+"""How long the pinning of a few GiB may take."""
 
 
 def main() -> None:
@@ -87,9 +89,10 @@ class Hits:
             page_token_bytes=PAGE_TOKEN_BYTES,
         )
         self._copier.map_slots(mapped := self._store.mapped_slots)
+        end = time.monotonic() + MAX_PINNING_S
         while slots.n_usable < self._n_slots or slots.n_mapped_slots < mapped.n_slots:
-            if not slots.is_growing and slots.n_usable < self._n_slots:
-                raise SystemExit("host memory cannot be pinned; see ulimit -l")
+            if time.monotonic() > end:
+                raise SystemExit("memory cannot be pinned; see ulimit -l, and give a --folder in memory (tmpfs)")
             time.sleep(0.01)
         random = Random(n_pages)
         numbers = random.sample(range(self._n_slots), self._n_slots)

@@ -189,7 +189,9 @@ def test_pages_of_a_segment_are_copied_in_place(tmp_path: Path) -> None:
         while stores[1].run(keys) < n:
             time.sleep(0.01)
         host.map_slots(mapped := stores[1].mapped_slots)
+        end = time.monotonic() + 60
         while host.n_mapped_slots < mapped.n_slots:
+            assert time.monotonic() < end, "the mapping is not registered with CUDA"
             time.sleep(0.01)
         lent = stores[1].lend(keys, tokens, host.n_mapped_slots)
         assert lent is not None
