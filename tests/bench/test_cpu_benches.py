@@ -269,3 +269,11 @@ def test_servers_that_share_memory_find_what_the_others_have(tmp_path: Path) -> 
     agents, hits = run("shared_servers.py", tmp_path, "--stores", "shm", *small)
     assert agents["failed"] == 0 < agents["store_hits_pct"]
     assert hits["store_hits_pct"] > 99
+
+
+@pytest.mark.nightly
+def test_pages_are_copied_from_shared_memory_in_place(tmp_path: Path) -> None:
+    flags = ("--device", "cpu", "--models", "tiny", "--pages", "1", "5", "--rounds", "2", "--folder", str(tmp_path))
+    one, five = run("copies_in_place.py", tmp_path, *flags)
+    assert (one["pages"], five["pages"], five["page_bytes"]) == (1, 5, 80 << 10)
+    assert min(five[f"{way}_us"] for way in ("host", "in_place", "through")) > 0

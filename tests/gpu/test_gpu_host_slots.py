@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 import select
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +24,9 @@ from radixkv.runtime.device.memory.cuda.driver import CudaDriver
 from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.page_shape import LayerPlace, PageLayout, PageShape
+from radixkv.runtime.tiers.stores.page_keys import KEY_BYTES, chain
+from radixkv.runtime.tiers.stores.shared_memory.memory_store import SharedMemoryStore
+from radixkv.runtime.tiers.stores.shared_memory.segment import Segment
 
 LLAMA_8B = PageLayout.uniform(PageShape(32, 8, 16, 128, torch.bfloat16))
 SMALL = PageLayout.uniform(PageShape(3, 1, 1, 64, torch.float16))
@@ -163,3 +169,40 @@ def test_closing_while_memory_is_pinned_gives_it_back() -> None:
         assert host.n_slots == (30 << 30) // LLAMA_8B.n_bytes
         host.close()
         assert host.n_usable < host.n_slots
+
+
+def test_pages_of_a_segment_are_copied_in_place(tmp_path: Path) -> None:
+    """Of a file in memory that CUDA has registered, while another store cannot take the slots."""
+    n = 27
+    folder = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else tmp_path
+    with opened(LLAMA_8B, 2 * n, n) as (pool, host), tempfile.TemporaryDirectory(dir=folder) as memory:
+        pages, slots = random.sample(range(n), n), random.sample(range(n), n)
+        host.store(pages, slots)
+        url = f"shm://kv?size={(n + 5) * (LLAMA_8B.n_bytes + 8192)}&folder={memory}"
+        stores = [
+            SharedMemoryStore(Segment(url), "the segment", page_bytes=LLAMA_8B.n_bytes, page_token_bytes=64)
+            for _ in range(2)
+        ]
+        tokens = os.urandom(64 * n)
+        keys = chain(os.urandom(KEY_BYTES), tokens, 64)
+        stores[0].store(keys, tokens, [host.buffer(slot) for slot in slots])
+        while stores[1].run(keys) < n:
+            time.sleep(0.01)
+        host.map_slots(mapped := stores[1].mapped_slots)
+        end = time.monotonic() + 60
+        while host.n_mapped_slots < mapped.n_slots:
+            assert time.monotonic() < end, "the mapping is not registered with CUDA"
+            time.sleep(0.01)
+        lent = stores[1].lend(keys, tokens, host.n_mapped_slots)
+        assert lent is not None
+        expected = contents(pool)
+        destinations = random.sample(range(n, 2 * n), n)
+        move(expected, pages, destinations)
+        host.load([host.n_slots + slot for slot in lent], destinations)
+        check(pool, expected)
+        stores[1].give_back(keys, lent)
+        own = [*slots[:5], *(host.n_slots + slot for slot in lent[5:])]
+        host.load(own, destinations)
+        check(pool, expected)
+        for store in stores:
+            store.close(1.0)

@@ -6,6 +6,7 @@ Triton's interpreter runs the kernels; ``test_gpu_host_slots.py`` and ``test_gpu
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import time
 from contextlib import nullcontext
@@ -26,7 +27,7 @@ from radixkv.runtime.device.memory.page_shape import PageLayout, PageShape
 from radixkv.runtime.device.memory.slab_shape import SlabShape
 from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.model_config.states import RecurrentConfig
-from radixkv.runtime.step.page_copier import SlotPart
+from radixkv.runtime.step.page_copier import MappedSlots, SlotPart
 
 pytestmark = [*on_kernels, pytest.mark.skipif(DEVICE == "cuda", reason="its streams and driver are not real ones")]
 
@@ -217,3 +218,38 @@ def test_pages_and_states_share_pinned_memory_in_pieces(driver: MovingDriver) ->
     for part in (*parts, *buffers):
         part.release()
     host.close()
+
+
+def test_slots_that_another_object_has_mapped_are_loaded_beside_own_ones(driver: MovingDriver) -> None:
+    """A header lies before each mapped page, and a rest behind it. No page lies in two pieces of pinned memory."""
+    pool = CudaPool(PAGE, N_PAGES, torch.device("cpu"))
+    for values in (pool.k, pool.v):
+        values.normal_()
+    n_slots, n_mapped, slot_bytes, first = 12, 9, 3 * mmap.PAGESIZE, 5 * mmap.PAGESIZE
+    played: Any = driver
+    host = CudaHostSlots(pool, n_slots * PAGE.n_bytes, played, CopyPace(lambda: False))
+    while host.n_usable < n_slots:
+        time.sleep(0.001)
+    assert host.n_mapped_slots == 0
+    expected = [one.clone() for one in (pool.k, pool.v)]
+    mapping = mmap.mmap(-1, first + n_mapped * slot_bytes - mmap.PAGESIZE)
+    memory = memoryview(mapping)
+    sources = [3, 17, 8, 21, 0]
+    host.store(sources, range(5))
+    for slot, own in ((8, 0), (2, 1), (3, 2)):
+        start = first + slot * slot_bytes
+        memory[start : start + PAGE.n_bytes] = host.buffer(own)
+    host.map_slots(MappedSlots(memory, first, slot_bytes, n_mapped))
+    while host.n_mapped_slots < n_mapped:
+        time.sleep(0.001)
+    loaded = [29, 28, 27, 26, 25]
+    for values in (pool.k, pool.v):
+        values[:, loaded] = 0
+    host.load([n_slots + 8, 3, n_slots + 2, n_slots + 3, 4], loaded)
+    for cache, wanted in zip((pool.k, pool.v), expected, strict=True):
+        wanted[:, loaded] = wanted[:, [sources[0], sources[3], sources[1], sources[2], sources[4]]]
+        assert torch.equal(cache, wanted)
+    host.close()
+    assert host.n_mapped_slots == 0
+    memory.release()
+    mapping.close()  # nothing keeps it

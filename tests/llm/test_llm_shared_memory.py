@@ -9,6 +9,7 @@ import pytest
 
 from radixkv import LLM, RequestOutput, SamplingParams
 from radixkv.errors import ConfigError
+from radixkv.runtime.tiers.stores.shared_memory.memory_store import SharedMemoryStore
 from support.checkpoints import save_checkpoint
 from support.device_support import HYBRIDS, OTHERS, random_ids
 
@@ -83,3 +84,21 @@ def test_models_share_a_segment_if_their_pages_have_the_same_size(tmp_path: Path
             opened(tmp_path / "larger", **shared)
     with opened(tmp_path / "1", **shared) as one, opened(tmp_path / "2", **shared) as two:
         assert answers(one)[0].num_fetched_tokens == answers(two)[0].num_fetched_tokens == 384
+
+
+def test_pages_are_copied_from_the_segment_to_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No page is loaded into a slot of the host tier, which is too small for the prompt."""
+    save_checkpoint(tmp_path / "model")
+    (tmp_path / "memory").mkdir()
+    cache_url = f"shm://kv?size=64MiB&folder={tmp_path}/memory"
+    with opened(tmp_path / "model", host_memory_bytes="16MiB", load_policy="always", cache_url=cache_url) as first:
+        expected = [one.outputs for one in answers(first)]
+    monkeypatch.setattr(SharedMemoryStore, "load", lambda *_: pytest.fail("a page takes the way through a slot"))
+    small = {"host_memory_bytes": "200KiB", "load_policy": "always", "cache_url": cache_url}
+    with opened(tmp_path / "model", **small) as second:
+        found = answers(second)
+        host = second.get_metrics().host
+    assert [one.outputs for one in found] == expected
+    assert [one.num_fetched_tokens for one in found] == [384, 64]
+    assert host is not None
+    assert host.n_slots < 20

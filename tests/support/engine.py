@@ -59,7 +59,7 @@ from support.fake_device import (
 )
 from support.fake_drafts import FakeDrafts
 from support.fake_grammars import FakeCompiler, FakeGrammar
-from support.fake_store import FakeStore
+from support.fake_store import N_MAPPED_SLOTS, FakeStore
 from support.scheduler import make_scheduler
 
 
@@ -155,6 +155,8 @@ class Engine:
         state_block_tokens: states are kept at multiples of it and of a page.
         n_slots: slots of the host tier; 0: no host tier.
         has_disk: whether the host tier has a disk tier behind it.
+        n_more_stores: stores beside its first one.
+        lends: whether the device copies pages of the first one in place.
         write_policy: the host tier's, as ``load_policy``.
         eviction_policy: that of both tiers.
         min_copied_tokens: fewest tokens for which a part of a page is copied.
@@ -177,6 +179,7 @@ class Engine:
         n_slots: int = 0,
         has_disk: bool = False,
         n_more_stores: int = 0,
+        lends: bool = False,
         write_policy: WritePolicy = "through",
         load_policy: LoadPolicy = "always",
         eviction_policy: EvictionPolicyName = "lru",
@@ -235,7 +238,9 @@ class Engine:
         buffers = None if n_states is None or mixed_window is not None else self.copier.state_buffers
         disk = None
         if has_disk:
-            disk = StorageTier(self.host, self.stores, ROOT_KEY, self.copier.buffer, cost, buffers)
+            lender = self.store if lends else None
+            disk = StorageTier(self.host, self.stores, ROOT_KEY, self.copier.buffer, cost, buffers, lender)
+            self.copier.n_mapped_slots = N_MAPPED_SLOTS if lends else 0
         self.host_tier = HostTier(
             self.cache,
             self.host,
@@ -622,6 +627,8 @@ class Engine:
             assert not any(isinstance(value, KVValue) and value.reader is not None for value in values), (
                 "the tree has KV of an answer that has skipped pages"
             )
+        are_lent = any(load.lent is not None for load in self.host_tier._loads.values())
+        assert (self.store.lent.total() > 0) == are_lent, "pages are lent as long as they are copied"
         self.device.free_pages = set(self.free_pages)
         if isinstance(self.free_pages, Slabs):
             self.device.free_windows = set(self.free_pages.free_windows())

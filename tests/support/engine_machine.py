@@ -276,8 +276,10 @@ of_recurrent_layers = st.builds(
 )
 
 
-STORAGES = ("", "disk", "shared store", "both")
-"""What is behind the host tier, if there is one."""
+STORAGES = ("", "disk", "shared store", "both", "lent", "lent and shared store")
+"""What is behind the host tier, if there is one; ``lent`` is a disk whose pages the device copies in place."""
+
+TWO_STORES = ("both", "lent and shared store")
 
 
 class StatesEngineMachine(EngineMachine):
@@ -352,10 +354,11 @@ class RecurrentEngineMachine(StatesEngineMachine):
             policy=policy,
             n_slots=n_slots,
             has_disk=n_slots > 0 and storage != "",
-            n_more_stores=storage == "both",
+            n_more_stores=storage in TWO_STORES,
+            lends=storage.startswith("lent"),
             tenants=tenants,
         )
-        self.actions.engine.stores[-1].is_shared = storage in ("shared store", "both")
+        self.actions.engine.stores[-1].is_shared = storage.endswith("shared store") or storage == "both"
         self.actions.engine.drafts.is_on = False
 
     def switch_drafts(self) -> None:
@@ -425,9 +428,10 @@ class MixedEngineMachine(StatesEngineMachine):
             tenants=tenants,
             n_slots=n_slots,
             has_disk=n_slots > 0 and storage != "",
-            n_more_stores=storage == "both",
+            n_more_stores=storage in TWO_STORES,
+            lends=storage.startswith("lent"),
         )
-        self.actions.engine.stores[-1].is_shared = storage in ("shared store", "both")
+        self.actions.engine.stores[-1].is_shared = storage.endswith("shared store") or storage == "both"
 
 
 SHARES = ((0.0, 1.0), (0.0, 0.4), (0.25, 0.5), (0.3, 1.0))
@@ -511,10 +515,11 @@ class DiskEngineMachine(TieredEngineMachine):
             page_size,
             n_slots=n_slots,
             has_disk=True,
-            n_more_stores=storage == "both",
+            n_more_stores=storage in TWO_STORES,
+            lends=storage.startswith("lent"),
             write_policy=write_policy,
         )
-        self.actions.engine.stores[-1].is_shared = storage in ("shared store", "both")
+        self.actions.engine.stores[-1].is_shared = storage.endswith("shared store") or storage == "both"
 
     @rule(n_transfers=st.integers(1, 4), which=small)
     def finish_transfers(self, n_transfers: int, which: int) -> None:

@@ -52,6 +52,7 @@ class FakeCopier:
     device: FakeDevice
     n_slots: int
     n_state_slots: int = 0
+    n_mapped_slots: int = 0
     page_bytes: int = PAGE_BYTES
     in_flight: list[Copy] = field(default_factory=list)
     slots: dict[int, list[Any]] = field(default_factory=dict)
@@ -128,7 +129,8 @@ class FakeCopier:
         assert len(pages) == len(slots), "a copy of unlike numbers"
         assert pages or states, "a copy of nothing"
         assert len(set(slots)) == len(slots), "a slot twice in one copy"
-        assert all(slot < self.n_slots for slot in slots), "no such slot"
+        n_slots = self.n_slots + (self.n_mapped_slots if is_load else 0)
+        assert all(slot < n_slots for slot in slots), "no such slot"
         self._n_tickets += 1
         assert len({slot for slot, _ in states}) == len(states), "a state twice in one copy"
         # A copy may write at once, before steps that are planned or launched.

@@ -5,16 +5,21 @@ As with the fake copier, a transfer reads its source and writes its destination 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from radixkv.runtime.step.page_copier import MappedSlots
 from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES, StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
 from support.fake_copier import PAGE_BYTES, FakeCopier, slot_of
 from support.fake_device import POISON, KVValue
 
 TRANSFER_S = 0.5
+N_MAPPED_SLOTS = 1000
+N_LOANS_A_REFUSAL = 4
+"""One in so many loans is refused."""
 
 
 class StoredPage(NamedTuple):
@@ -39,7 +44,7 @@ class Transfer(NamedTuple):
 
 @dataclass
 class FakeStore:
-    """A ``PageStore`` with pages in a dict, of the order in which they were stored."""
+    """A ``PageStore`` with pages in a dict, of the order in which they were stored, and a ``PageLender``."""
 
     copier: FakeCopier
     is_shared: bool = False
@@ -56,6 +61,12 @@ class FakeStore:
     """Tokens of every page that was ever stored, by key."""
     _removed: list[bytes] = field(default_factory=list)
     counts: PageCounts = field(default_factory=PageCounts)
+    lent: Counter[bytes] = field(default_factory=Counter)
+    """How often each page is lent."""
+    n_loans: int = 0
+    """Loans, with those that were refused."""
+    _mapped: dict[bytes, int] = field(default_factory=dict)
+    """The slots of pages that were ever lent."""
     spared: list[bytes] = field(default_factory=list)
     """What was spared last."""
     _n_tickets: int = 0
@@ -97,6 +108,33 @@ class FakeStore:
 
     def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         return self._begin(keys, tokens, buffers, is_load=False)
+
+    @property
+    def mapped_slots(self) -> MappedSlots:
+        raise NotImplementedError("the fake copier has all slots in a dict")
+
+    def lend(self, keys: Sequence[bytes], tokens: bytes, n_usable: int) -> list[int] | None:
+        assert keys, "a loan of nothing"
+        size = len(tokens) // len(keys)
+        self.n_loans += 1
+        if self.n_loans % N_LOANS_A_REFUSAL == 0:
+            return None
+        slots = []
+        for index, key in enumerate(keys):
+            page = self.pages[key]
+            assert page.tokens == tokens[index * size : (index + 1) * size], "a key of other tokens"
+            slot = self._mapped.setdefault(key, len(self._mapped) % N_MAPPED_SLOTS)
+            self.copier.slots[self.copier.n_slots + slot] = list(page.values)
+            slots.append(slot)
+        self.lent.update(keys)
+        return slots
+
+    def give_back(self, keys: Sequence[bytes], slots: Sequence[int]) -> None:
+        for key, slot in zip(keys, slots, strict=True):
+            self.lent[key] -= 1
+            assert self.lent[key] >= 0, "a page is given back that is not lent"
+            if not self.lent[key]:  # others may write to the slot
+                self.copier.slots[self.copier.n_slots + slot] = [POISON] * self.copier.device.page_size
 
     def spare(self, keys: Sequence[bytes]) -> None:
         self.spared = list(keys)

@@ -21,6 +21,7 @@ class InstantCopier:
 
     n_slots = 0
     n_state_slots = 0
+    n_mapped_slots = 0
     page_bytes = 1
     is_growing = False
 

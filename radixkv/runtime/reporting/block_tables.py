@@ -168,9 +168,8 @@ def _pages(
         elif entry < blocks.n_freed or entry in dropped:
             yield TablePage(entry, None, 0, "freed", 0, None, window_page=window_page)
         elif awaited is not None and 0 <= entry - awaited.first < awaited.n_pages:
-            yield TablePage(
-                entry, page, page_size, "loading", 1, awaited.tier, slots[entry - awaited.first], window_page
-            )
+            slot = slots[entry - awaited.first] if slots else None
+            yield TablePage(entry, page, page_size, "loading", 1, awaited.tier, slot, window_page)
         else:
             n_filled = min(max(0, n_stored - entry * page_size), page_size)
             yield TablePage(entry, page, n_filled, "own", 1, "device", window_page=window_page)

@@ -22,6 +22,18 @@ class SlotPart:
     n_ranks: int
 
 
+class MappedSlots(NamedTuple):
+    """Slots of a page each in memory that another object has mapped, and that is never moved."""
+
+    memory: memoryview
+    """All of the mapping."""
+    first: int
+    """Where the first slot's page is in it, a multiple of the machine's page size."""
+    slot_bytes: int
+    """From one slot's page to the next one's, a multiple of the machine's page size."""
+    n_slots: int
+
+
 class FinishedCopy(NamedTuple):
     """The outcome of one ``load`` or ``store``."""
 
@@ -54,6 +66,11 @@ class PageCopier(Protocol):
     def n_state_slots(self) -> int:
         """Host slots for states of recurrent layers, usable once ``take_new_slots`` has returned a slot; 0 without
         such layers."""
+
+    @property
+    def n_mapped_slots(self) -> int:
+        """Slots of another object's memory that ``load`` takes by now, from number ``n_slots`` on; see
+        ``HostMemoryCopier.map_slots``."""
 
     @property
     def page_bytes(self) -> int:
@@ -90,3 +107,12 @@ class HostMemoryCopier(PageCopier, Protocol):
 
     def state_buffers(self, slot: int) -> list[memoryview]:
         """Returns the memory of a host slot for a state, in writable parts of ``page_bytes`` each. O(parts)."""
+
+    def map_slots(self, mapped: MappedSlots) -> None:
+        """Lets ``load`` take the slots of a mapping, too, as ``n_mapped_slots`` says. Called once.
+
+        None of them is ever taken where ranks copy a part of each page.
+
+        The mapping's owner must leave a slot alone until its copy has finished. The copier keeps the mapping until
+        it is closed.
+        """

@@ -15,21 +15,36 @@ from radixkv.runtime.protocols.tiers import StoredPrefix
 from radixkv.runtime.step.page_copier import PageCopier
 from radixkv.runtime.tiers.copied_states import CopiedStates, StatePlace, copied_states
 from radixkv.runtime.tiers.load_cost import LoadCost
-from radixkv.runtime.tiers.storage_tier import Fetch, Lookup, StorageTier
+from radixkv.runtime.tiers.storage_tier import Fetch, LentPages, Lookup, StorageTier
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 from radixkv.runtime.tiers.tier_link import Load, Offer, StateCopy, Store, TierLink
 from radixkv.settings.config import LoadPolicy, WritePolicy
 from radixkv.tree.node import TOKEN_BYTES, Namespace, State
 from radixkv.wire.stats import HostStats
 
-HostLoad = Load[BlockTable]
-"""A load from the host tier to the device. Its place is a lease on the host tier's pages of the same tokens."""
-
 MAX_STORED_BYTES = 512 << 20
 """See ``TierLink``. These bytes take a hundredth of a second on a GPU."""
 _MAX_DECLINED = 32
 """After this many prompts that were computed because that was faster, one is loaded anyway, to measure the rate
 anew. Fetches and lookups have counts of their own with this limit."""
+
+
+@dataclass(slots=True, eq=False)
+class HostLoad(Load[BlockTable]):
+    """A load from the host tier to the device, or from what is behind it and is lent.
+
+    Its place is a lease on the host tier's pages of the same tokens.
+    """
+
+    lent: LentPages | None = None
+    """The pages behind these; they are given back, and this is None, once the load is done."""
+    n_lent: int = 0
+    """Tokens of these."""
+
+    @property
+    def is_found(self) -> bool:
+        """See ``Load``."""
+        return self.place.can_commit and (self.lent is None or self.lent.can_commit)
 
 
 class CachedPrefixes(NamedTuple):
@@ -268,6 +283,30 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             self._n_lookups_declined = 0
         return lookup
 
+    def lend(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> LentPages | None:
+        """Returns all pages of a prompt behind host tier and device, for ``begin_load``, which ends the loan.
+
+        O(1) where nothing is lent, else O(tokens).
+
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            cached: what ``match`` has returned for the prompt.
+
+        Returns:
+            None if they cannot be copied to the device where they are, are being fetched, or are computed sooner.
+        """
+        if self.disk is None or self.disk.lender is None or not self.copier.n_mapped_slots:
+            return None
+        n_memory = max(cached.n_host, cached.n_device)
+        n_tokens = self.disk.n_lendable(namespace, tokens, n_memory)
+        # As if the host tier had them: they take the same way from there.
+        if not n_tokens or not self.should_load(CachedPrefixes(cached.n_device, n_tokens)):
+            return None
+        if self.disk.find_load(namespace, tokens, cached.n_host) is not None:
+            return None
+        return self.disk.lend(namespace, tokens, n_memory, n_tokens, self.copier.n_mapped_slots)
+
     def begin_load(
         self,
         namespace: Namespace,
@@ -276,8 +315,9 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         n_kept: int = 0,
         *,
         ahead_of: bytes | None = None,
+        lent: LentPages | None = None,
     ) -> HostLoad | None:
-        """Starts to copy what the host tier has of a prompt beyond the device's cached prefix.
+        """Starts to copy what the host tier has of a prompt beyond the device's cached prefix, and what is lent.
 
         O(pages), and O(log leaves) a leaf evicted.
 
@@ -289,13 +329,14 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             ahead_of: None if it is the prompt's turn; else the ``NeededPrompt.key`` for which it is loaded ahead.
                 Then nobody waits for the load. It takes pages that no prompt before it needs, and is neither a use
                 nor a hit; the device's pages before it must be computed.
+            lent: what ``lend`` has returned for the prompt.
 
         Returns:
             None if too few pages are available or there is nothing to copy; the cached prefixes count as used.
         """
         is_ahead = ahead_of is not None
         source = self.host.open(namespace, tokens, is_use=not is_ahead, is_hit=False)
-        last = source.n_leased
+        last = source.n_leased if lent is None else lent.first + len(lent.slots)
         if source.state is not None:
             tokens = tokens[: last * self.device.page_size * TOKEN_BYTES]
         blocks = self.device.open(namespace, tokens, is_use=not is_ahead, is_hit=False, needs_state=False)
@@ -320,6 +361,8 @@ class HostTier(TierLink[BlockTable, HostLoad]):
                 self.upper_states.give_back(place)
             self.host.close(source)
             self.device.close(blocks)
+            if lent is not None and self.disk is not None:
+                self.disk.take_back(lent)
             return None
         if not is_ahead:
             self.host.count_hit(source)
@@ -328,8 +371,19 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         page_size, pages = self.device.page_size, blocks.pages[first:last]
         tokens = tokens[: last * page_size * TOKEN_BYTES]
         load = HostLoad(
-            namespace, bytearray(tokens), blocks, source, first * page_size, pages, is_wanted=not is_ahead
+            namespace,
+            bytearray(tokens),
+            blocks,
+            source,
+            first * page_size,
+            pages,
+            is_wanted=not is_ahead,
+            lent=lent,
         )
+        slots = source.pages[first:last]
+        if lent is not None:
+            assert lent.first == max(first, source.n_leased), "the tiers have changed since ``match``"
+            slots += [self.copier.n_slots + slot for slot in lent.slots]
         pairs = []
         if source.state is not None and place is not None:
             assert self.host_states is not None
@@ -341,7 +395,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             load.state = place
             load.n_more = len(pairs) * self.host_states.pages_per_part
             self.host.tree.states.use(source.state)
-        self._loads[self.copier.load(source.pages[first:last], pages, pairs)] = load
+        self._loads[self.copier.load(slots, pages, pairs)] = load
         return load
 
     def count_hit(self, namespace: Namespace, tokens: bytes) -> None:
@@ -551,6 +605,11 @@ class HostTier(TierLink[BlockTable, HostLoad]):
     def _take_load(self, load: HostLoad, finished: FinishedTransfer) -> None:
         if finished.n_pages:
             self.cost.add_load(finished.n_pages * self.device.page_size, finished.seconds)
+        if load.lent is not None and self.disk is not None:
+            n_lent = len(load.lent.slots) if finished.n_pages else 0
+            self.disk.take_back(load.lent, n_lent, finished.seconds * n_lent / load.n_pages)
+            load.n_lent = n_lent * self.device.page_size
+            load.lent = None
         self.host.close(load.place)
 
     def _close(self, blocks: BlockTable, place: BlockTable, namespace: Namespace, tokens: bytes) -> None:

@@ -173,6 +173,8 @@ class MemoryTiers(Tiers):
         if loading is not None:
             load = loading.load
             first = load.start // page_size
+            if load.lent is not None:
+                return AwaitedPages("storage", first, len(load.pages), blocks=load.blocks)
             slots = () if load.is_done else load.place.pages[first : first + len(load.pages)]
             return AwaitedPages("host", first, len(slots), slots, load.blocks)
         copy = self._joined[request]
@@ -182,7 +184,7 @@ class MemoryTiers(Tiers):
             copy.start // page_size,
             n_common_tokens(bytes(request.tokens), bytes(copy.tokens)) // page_size,
         )
-        if isinstance(copy, Fetch):
+        if isinstance(copy, Fetch) or copy.lent is not None:
             return AwaitedPages("storage", first, max(0, last - first))
         slots = copy.place.pages[first:last]
         return AwaitedPages("host", first, len(slots), slots)
@@ -213,18 +215,20 @@ class MemoryTiers(Tiers):
             return False
         wait = self._waits.get(request) or _Wait(self._clock())
         fetchable = request.key[: wait.n_fetchable_bytes]
-        looks_up = not (wait.is_looked_up or self._ahead.has_looked_up(request))
-        fetch = host_tier.find_fetch(request.namespace, fetchable, cached, looks_up=looks_up)
-        if fetch is not None:
-            self._join(request, fetch, cached)
-            return True
-        if not host_tier.should_load(cached):
-            if cached.n_beyond_device:
-                host_tier.count_declined()
-            return False
+        lent = host_tier.lend(request.namespace, fetchable, cached)
+        if lent is None:
+            looks_up = not (wait.is_looked_up or self._ahead.has_looked_up(request))
+            fetch = host_tier.find_fetch(request.namespace, fetchable, cached, looks_up=looks_up)
+            if fetch is not None:
+                self._join(request, fetch, cached)
+                return True
+            if not host_tier.should_load(cached):
+                if cached.n_beyond_device:
+                    host_tier.count_declined()
+                return False
         n_pages = self._cache.pages_for(request.n_known)
         n_kept = self._cache.n_available_to(request.namespace) - n_available
-        load = host_tier.begin_load(request.namespace, request.key, n_pages, n_kept)
+        load = host_tier.begin_load(request.namespace, request.key, n_pages, n_kept, lent=lent)
         if load is None:
             return False
         self._settle(request, cached.n_device)
@@ -274,7 +278,11 @@ class MemoryTiers(Tiers):
         """Removes a loaded request, which is admitted with its block table. O(1)."""
         load, n_missing = self._loads.pop(request)
         self.n_promised -= n_missing
-        request.cache_use.note("loaded", load.start, len(load.tokens) // TOKEN_BYTES)
+        end = len(load.tokens) // TOKEN_BYTES
+        request.cache_use.note("loaded", load.start, end)
+        if load.n_lent:
+            for source in ("fetched", "shared"):
+                request.cache_use.note(source, end - load.n_lent, end)
 
     def n_promised_to_others(self, request: Request) -> int:
         """Pages promised to other requests. O(1)."""

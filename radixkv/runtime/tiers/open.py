@@ -26,6 +26,7 @@ from radixkv.runtime.tiers.stores.object_store import ObjectStore
 from radixkv.runtime.tiers.stores.page_keys import KVIdentity, root_key
 from radixkv.runtime.tiers.stores.page_store import PageStore
 from radixkv.runtime.tiers.stores.shared_cache import ObjectCache, SharedCache, SharedMemoryCache
+from radixkv.runtime.tiers.stores.shared_memory.memory_store import SharedMemoryStore
 from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.tree.states import BLOCK_TOKENS
@@ -132,7 +133,7 @@ def open_tiers(
         # A device with smaller steps takes so long for a token that little of them is fixed.
         min_tokens = min(MIN_MEASURED_TOKENS, settings.max_num_batched_tokens // 2)
         cost = LoadCost(n_more * settings.page_size, min_tokens)
-        disk, stores = None, list[PageStore]()
+        disk, stores, lender = None, list[PageStore](), None
         page_token_bytes = settings.page_size * TOKEN_BYTES
         if (cache_dir := resolved.config.cache.cache_dir) is not None:
             stores.append(
@@ -147,11 +148,14 @@ def open_tiers(
         if shared is not None:
             stores.append(shared.open_store(page_bytes=copier.page_bytes, page_token_bytes=page_token_bytes))
             on_failure.callback(stores[-1].close, timeout_s=0.0)
+            if isinstance(stores[-1], SharedMemoryStore) and host_states is None:
+                lender = stores[-1]
+                copier.map_slots(lender.mapped_slots)
         if stores:
             max_tokens = min(settings.max_num_batched_tokens, settings.max_model_len)
             _measure_compute(executor, settings.page_size, max_tokens, cost)
             root = root_key(_kv_identity(resolved, checkpoint, executor))
-            disk = StorageTier(host, stores, root, copier.buffer, cost, state_buffers)
+            disk = StorageTier(host, stores, root, copier.buffer, cost, state_buffers, lender)
         host_tier = HostTier(
             cache,
             host,

@@ -15,6 +15,7 @@ from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.storage_changes import StorageChanges
 from radixkv.runtime.tiers.stores.joined_store import JoinedStore, StorePlace
 from radixkv.runtime.tiers.stores.page_keys import KeyChain, StateKeys, namespace_key
+from radixkv.runtime.tiers.stores.page_lender import PageLender
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore
 from radixkv.runtime.tiers.tier_link import MAX_OFFERS_PER_TURN, Load, Offer, StateCopy, Store, TierLink
 from radixkv.tree.node import TOKEN_BYTES, Namespace, State
@@ -34,6 +35,22 @@ class StoredPages:
 
     keys: list[bytes]
     """Keys of all whole pages of the sequence."""
+    can_commit: bool = True
+    """Whether they were not removed from the store."""
+
+
+@dataclass(slots=True, eq=False)
+class LentPages:
+    """Pages behind the host tier that the device copies from a store's own memory, until they are given back."""
+
+    namespace: Namespace
+    tokens: bytes
+    """Of all pages up to the end of these, from the start of the sequence."""
+    first: int
+    """Pages before them."""
+    keys: list[bytes]
+    slots: list[int]
+    """The store's slots that have them."""
     can_commit: bool = True
     """Whether they were not removed from the store."""
 
@@ -87,6 +104,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         cost: takes the measured time of fetches and lookups.
         state_buffers: returns the memory of a host slot for a recurrent state, in parts of a page's size; None if
             the model has no recurrent layers.
+        lender: the one of the stores whose pages the device copies in place, where no state is needed; None: none.
 
     A part of a state is kept as some pages that continue its prefix, with tokens that no prompt has: see
     ``StateKeys``.
@@ -98,12 +116,15 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     slot_buffer: Callable[[int], memoryview]
     cost: LoadCost
     state_buffers: Callable[[int], list[memoryview]] | None = None
+    lender: PageLender | None = None
     n_lookups: int = 0
     """Lookups that have finished."""
     look_up_seconds: float = 0.0
     store: JoinedStore = field(init=False)
     """All stores."""
     _lookups: dict[int, Lookup] = field(default_factory=dict)
+    _lent: list[LentPages] = field(default_factory=list)
+    """What the lender has lent."""
     _spared: dict[WaitingPrompt, tuple[list[bytes], list[int]]] = field(default_factory=dict)
     """The keys of each waiting prompt, and how many of the first ones each store had when it was last asked."""
     changes: StorageChanges = field(init=False)
@@ -279,6 +300,64 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         self._loads[self.store.load(*self._pages(fetch, parts))] = fetch
         return fetch
 
+    def n_lendable(self, namespace: Namespace, tokens: bytes, n_memory: int) -> int:
+        """Returns the length of a prompt's prefix that can be copied to the device without a fetch. O(tokens).
+
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            n_memory: see ``fetchable``.
+
+        Returns:
+            0 if the lender has not all that the stores have behind ``n_memory``, or a state must come with them.
+        """
+        if self.lender is None or self.upper_states is not None:
+            return 0
+        keys = self._chain.keys(namespace, tokens)[n_memory // self.host.page_size :]
+        n_pages = self.lender.run(keys)
+        if not n_pages or n_pages < self.store.run(keys):
+            return 0
+        return n_memory + n_pages * self.host.page_size
+
+    def lend(
+        self, namespace: Namespace, tokens: bytes, n_memory: int, n_tokens: int, n_usable: int
+    ) -> LentPages | None:
+        """Lends the pages of a prompt between two lengths; ``take_back`` ends the loan. O(tokens).
+
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            n_memory: tokens before the pages.
+            n_tokens: what ``n_lendable`` has returned.
+            n_usable: leading slots of the lender that can be copied.
+
+        Returns:
+            None if one of the pages cannot be lent now.
+        """
+        assert self.lender is not None
+        first, tokens = n_memory // self.host.page_size, tokens[: n_tokens * TOKEN_BYTES]
+        keys = self._chain.keys(namespace, tokens)[first:]
+        slots = self.lender.lend(keys, tokens[n_memory * TOKEN_BYTES :], n_usable)
+        if slots is None:
+            return None
+        self._lent.append(lent := LentPages(namespace, tokens, first, keys, slots))
+        return lent
+
+    def take_back(self, lent: LentPages, n_pages: int = 0, seconds: float = 0.0) -> None:
+        """Ends a loan, and counts what was copied of it as fetched. O(pages).
+
+        Args:
+            lent: the pages.
+            n_pages: how many of them were copied.
+            seconds: how long that took.
+        """
+        assert self.lender is not None
+        self._lent.remove(lent)
+        self.lender.give_back(lent.keys, lent.slots)
+        place = next(place for place in self.store.places if place.store is self.lender)
+        place.n_pages_read += n_pages
+        place.read_seconds += seconds
+
     def advance(self) -> bool:
         """Takes the transfers that have finished, then starts writes of offered sequences.
 
@@ -311,9 +390,11 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             the pages before them compute these again.
         """
         for fetch in self._loads.values():
-            is_longer, is_shorter = fetch.tokens.startswith(tokens), tokens.startswith(fetch.tokens)
-            if fetch.namespace == namespace and (is_longer or is_shorter):
+            if _is_related(fetch, namespace, tokens):
                 fetch.place.can_commit = False
+        for lent in self._lent:
+            if _is_related(lent, namespace, tokens):
+                lent.can_commit = False
         *leading, key = namespace_key(self.root, namespace), *self._chain.keys(namespace, tokens)
         n_state_pages = sum(self._remove_state(one) for one in (*leading[1:], key)) if tokens else 0
         removal = self.store.remove(key, leading[1:])
@@ -325,6 +406,8 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     def flush(self) -> None:
         """Removes all pages from the store, also those of other models, unless servers share it. O(its pages)."""
         self._offers.clear()
+        for lent in self._lent:
+            lent.can_commit = False
         self.store.clear()
 
     def stats(self) -> tuple[DiskStats | None, DiskStats | None]:
@@ -533,6 +616,11 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             self._spared[prompt] = keys, n_stored
         for number, store in enumerate(self.stores):
             store.spare([keys[n[number] - 1] for keys, n in self._spared.values() if n[number]])
+
+
+def _is_related(copy: Fetch | LentPages, namespace: Namespace, tokens: bytes) -> bool:
+    """Returns whether a copy's sequence begins with ``tokens``, or is the beginning of them."""
+    return copy.namespace == namespace and (copy.tokens.startswith(tokens) or tokens.startswith(copy.tokens))
 
 
 def _run_on(store: PageStore, keys: Sequence[bytes], n_stored: int) -> int:

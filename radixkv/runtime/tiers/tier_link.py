@@ -117,9 +117,14 @@ class Load(Generic[P]):
         return len(self.pages) + self.n_more
 
     @property
+    def is_found(self) -> bool:
+        """Whether nothing has removed from the lower tier what it copies."""
+        return self.place.can_commit
+
+    @property
     def may_be_joined(self) -> bool:
         """Whether what it copies can still be found, so that another request may wait for it."""
-        return self.place.can_commit
+        return self.is_found
 
 
 @dataclass(slots=True)
@@ -252,7 +257,7 @@ class TierLink(ABC, Generic[P, L]):
         return max(1, min(self._max_pages_in_store, self.upper.n_pages // self._upper_part))
 
     def _end_load(self, load: L, finished: FinishedTransfer) -> None:
-        n_pages, is_found = finished.n_pages, load.place.can_commit
+        n_pages, is_found = finished.n_pages, load.is_found
         load.is_done, load.has_failed = True, n_pages < load.n_pages
         load.is_lost = load.has_failed or not is_found
         load.n_tokens = min(n_pages, len(load.pages)) * self.upper.page_size if is_found else 0

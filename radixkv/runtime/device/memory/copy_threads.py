@@ -13,7 +13,7 @@ from typing import Protocol
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.finished import Finished
-from radixkv.runtime.step.page_copier import FinishedCopy
+from radixkv.runtime.step.page_copier import FinishedCopy, MappedSlots
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,17 @@ class HostSlots(Protocol):
         """Whether ``n_usable`` may grow yet; it has its last value before this is False."""
         ...
 
+    @property
+    def n_mapped_slots(self) -> int:
+        """See ``PageCopier.n_mapped_slots``."""
+        ...
+
     def buffer(self, slot: int) -> memoryview:
         """Returns the memory of a usable slot."""
+        ...
+
+    def map_slots(self, mapped: MappedSlots) -> None:
+        """Lets ``load`` take slots of a mapping, too, from number ``n_slots`` on. Called once."""
         ...
 
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
@@ -155,6 +164,15 @@ class CopyThreads:
         """Returns the memory of a state in parts of ``page_bytes``, writable. O(parts)."""
         assert self._states is not None, "there are no states"
         return self._states.buffers(slot)
+
+    @property
+    def n_mapped_slots(self) -> int:
+        """See ``PageCopier.n_mapped_slots``. O(1)."""
+        return self._slots.n_mapped_slots
+
+    def map_slots(self, mapped: MappedSlots) -> None:
+        """See ``HostMemoryCopier.map_slots``."""
+        self._slots.map_slots(mapped)
 
     def load(self, slots: Sequence[int], pages: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
         """Queues a copy of slots to pages, and of states; returns its ticket. O(pages)."""

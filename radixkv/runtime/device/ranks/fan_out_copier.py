@@ -20,7 +20,7 @@ from radixkv.runtime.device.ranks.frames import (
     encode,
 )
 from radixkv.runtime.finished import Finished, wait_readable
-from radixkv.runtime.step.page_copier import FinishedCopy, HostMemoryCopier
+from radixkv.runtime.step.page_copier import FinishedCopy, HostMemoryCopier, MappedSlots
 
 _OWN = 0
 """Rank 0, which this process is."""
@@ -52,6 +52,7 @@ class FanOutCopier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.n_slots = copier.n_slots
+        self.n_mapped_slots = 0
         self.n_state_slots = copier.n_state_slots
         self.page_bytes = copier.page_bytes
         self._copier = copier
@@ -134,6 +135,9 @@ class FanOutCopier:
     def state_buffers(self, slot: int) -> list[memoryview]:
         """See ``HostMemoryCopier.state_buffers``."""
         return self._copier.state_buffers(slot)
+
+    def map_slots(self, mapped: MappedSlots) -> None:
+        """Leaves ``n_mapped_slots`` 0: the other ranks, which have a part of each page, have not mapped it."""
 
     def load(self, slots: Sequence[int], pages: Sequence[int], states: Sequence[tuple[int, int]] = ()) -> int:
         """See ``PageCopier.load``."""

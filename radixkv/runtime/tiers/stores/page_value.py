@@ -48,6 +48,10 @@ class PageHeader:
         known = self._without_checksum(key, tokens)
         return known + _checksum(known, page)
 
+    def is_of(self, header: memoryview, key: bytes, tokens: bytes) -> bool:
+        """Returns whether a header is that of a page, whose bytes and checksum are not compared. O(its bytes)."""
+        return bytes(header)[:-_CHECKSUM_BYTES] == self._without_checksum(key, tokens)
+
     def check(self, header: memoryview, key: bytes, tokens: bytes, page: memoryview) -> None:
         """Compares a header and a page that were read with what they should be. O(bytes of the page).
 

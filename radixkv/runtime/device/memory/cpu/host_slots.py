@@ -13,7 +13,7 @@ from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.memory.cpu.slab_pool import SlabPool
 from radixkv.runtime.device.memory.pinned_memory import map_shared
 from radixkv.runtime.device.memory_check import require_host_memory
-from radixkv.runtime.step.page_copier import SlotPart
+from radixkv.runtime.step.page_copier import MappedSlots, SlotPart
 
 
 class CpuHostSlots:
@@ -36,8 +36,7 @@ class CpuHostSlots:
     def __init__(
         self, pool: KVPool | SlabPool, n_bytes: int, part: SlotPart | None = None, *, n_state_bytes: int = 0
     ) -> None:
-        sizes = [2 * one.k[:, 0].nbytes for one in pool.parts]
-        self._part_bytes = part_bytes = sum(sizes)
+        self._part_bytes = part_bytes = sum(2 * one.k[:, 0].nbytes for one in pool.parts)
         self.page_bytes = part_bytes if part is None else part.n_parts * part_bytes
         self.n_slots = count_slots(n_bytes - n_state_bytes, self.page_bytes)
         require_host_memory(n_bytes)
@@ -52,15 +51,14 @@ class CpuHostSlots:
         self._memory = memory.view(self.n_slots, self.page_bytes)
         self._part_index = 0 if part is None else part.index
         first = self._part_index * part_bytes
-        own = self._memory[:, first : first + part_bytes].split(sizes, 1)
-        self._slots = [
-            memory.view(one.k.dtype).unflatten(1, (2, *one.k[:, 0].shape))
-            for memory, one in zip(own, pool.parts, strict=True)
-        ]
-        """Of each part of a page, [slots, 2, layers, kv_heads, page_size, head_dim]."""
+        self._pool = pool
+        self._slots = self._parts(self._memory[:, first : first + part_bytes])
+        self.n_mapped_slots = 0
+        """See ``PageCopier.n_mapped_slots``."""
+        self._mapped: list[Tensor] = []
+        """Those of ``map_slots``, as ``_slots``."""
         self.stores = part is None or part.stores
         """Whether pages are stored, see ``SlotPart``."""
-        self._pool = pool
 
     @property
     def n_usable(self) -> int:
@@ -84,12 +82,21 @@ class CpuHostSlots:
         """Returns the memory of a slot. O(1)."""
         return self._memory[slot].numpy().data.cast("B")
 
+    def map_slots(self, mapped: MappedSlots) -> None:
+        """See ``HostMemoryCopier.map_slots``. O(1)."""
+        assert self.page_bytes == self._part_bytes, "a rank has a part of each page, and maps none"
+        memory = torch.frombuffer(mapped.memory, dtype=torch.uint8)
+        sizes, strides = (mapped.n_slots, self.page_bytes), (mapped.slot_bytes, 1)
+        self._mapped = self._parts(memory.as_strided(sizes, strides, mapped.first))
+        self.n_mapped_slots = mapped.n_slots
+
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
         """Copies slots to pages."""
         for slot, page in zip(slots, pages, strict=True):
-            for slot_part, part in zip(self._slots, self._pool.parts, strict=True):
-                part.k[:, page].copy_(slot_part[slot, 0])
-                part.v[:, page].copy_(slot_part[slot, 1])
+            parts, index = (self._slots, slot) if slot < self.n_slots else (self._mapped, slot - self.n_slots)
+            for one, part in zip(parts, self._pool.parts, strict=True):
+                part.k[:, page].copy_(one[index, 0])
+                part.v[:, page].copy_(one[index, 1])
 
     def store(self, pages: Sequence[int], slots: Sequence[int]) -> None:
         """Copies pages to slots."""
@@ -102,6 +109,15 @@ class CpuHostSlots:
 
     def close(self) -> None:
         """Frees the memory with the last reference to this object."""
+        self._mapped = []
+
+    def _parts(self, memory: Tensor) -> list[Tensor]:
+        """Views slots, [slots, bytes of all parts], as [slots, 2, layers, kv_heads, page_size, head_dim] each."""
+        sizes = [2 * one.k[:, 0].nbytes for one in self._pool.parts]
+        return [
+            one.view(part.k.dtype).unflatten(1, (2, *part.k[:, 0].shape))
+            for one, part in zip(memory.split(sizes, 1), self._pool.parts, strict=True)
+        ]
 
 
 class CpuHostWindows:

@@ -20,12 +20,15 @@ from radixkv.runtime.device.memory.cuda.copy_stream import CopyStream
 from radixkv.runtime.device.memory.cuda.driver import CudaDriver
 from radixkv.runtime.device.memory.cuda.kv_pool import CopiedPool
 from radixkv.runtime.device.memory.pinned_memory import PinnedMemory
+from radixkv.runtime.device.memory.registered_memory import RegisteredMemory
 from radixkv.runtime.device.memory.state_slots import StateSlots
 from radixkv.runtime.device.ops.cuda.page_copies import gather_pages, scatter_pages
-from radixkv.runtime.step.page_copier import SlotPart
+from radixkv.runtime.step.page_copier import MappedSlots, SlotPart
 
 _PIECE_BYTES = 1 << 30
 """Bytes that are pinned at a time."""
+_NO_SLOT = 1 << 40
+"""A number that no slot has."""
 _STAGING_BYTES = 16 << 20
 """Size of a staging buffer on the GPU; there are four."""
 _MAX_PARTS_ENQUEUED = 32
@@ -77,7 +80,8 @@ class CudaHostSlots:
         whole = self.page_bytes if state_slots is None else state_slots.slot_bytes
         unit = math.lcm(whole if slabs is None else n_parts * slabs.page_bytes, mmap.PAGESIZE)
         piece_bytes = max(1, _PIECE_BYTES // unit) * unit
-        device = pool.device
+        self._device = device = pool.device
+        self._mapped: RegisteredMemory | None = None
         self._memory = PinnedMemory(
             self._n_state_bytes + self.n_slots * self.page_bytes,
             piece_bytes,
@@ -130,6 +134,11 @@ class CudaHostSlots:
         return self._memory.is_growing
 
     @property
+    def n_mapped_slots(self) -> int:
+        """See ``PageCopier.n_mapped_slots``. Grows as their memory is pinned."""
+        return 0 if self._mapped is None else self._mapped.n_ready
+
+    @property
     def memory(self) -> PinnedMemory:
         """All of the memory; its beginning belongs to states."""
         return self._memory
@@ -138,6 +147,12 @@ class CudaHostSlots:
         """Returns the memory of a usable slot. O(1)."""
         first = self._n_state_bytes + slot * self.page_bytes
         return self._memory.view[first : first + self.page_bytes]
+
+    def map_slots(self, mapped: MappedSlots) -> None:
+        """See ``HostMemoryCopier.map_slots``. A thread pins the memory."""
+        assert self._mapped is None, "slots are mapped once"
+        self._mapped = RegisteredMemory(mapped, _PIECE_BYTES, pin=partial(_pin, self._device), unpin=_unpin)
+        self._loads.mapped = _MappedPlaces(self.n_slots, self._mapped.address, mapped.slot_bytes)
 
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
         """Copies slots to pages; returns when the device has the data. Raises ``DeviceError`` or torch's errors."""
@@ -150,6 +165,8 @@ class CudaHostSlots:
 
     def close(self) -> None:
         """Frees the memory; waits for the piece of it that is being pinned."""
+        if self._mapped is not None:
+            self._mapped.close()
         self._memory.close()
 
 
@@ -187,6 +204,17 @@ class _Places(NamedTuple):
     """Place of the first slot for a page; those before it are memory of states."""
 
 
+class _MappedPlaces(NamedTuple):
+    """Where slots are that another object has mapped."""
+
+    first_slot: int
+    """Number of the first one."""
+    address: int
+    """Of its page."""
+    slot_bytes: int
+    """From one page to the next one, with what lies between them."""
+
+
 class _StagedCopies:
     """The copies of one direction, part by part, through two lanes in turn.
 
@@ -215,6 +243,8 @@ class _StagedCopies:
         self._firsts = [sum(sizes[:part]) for part in range(len(sizes))]
         """[parts]: index of each part's first element in the block of a page."""
         self._places = places
+        self.mapped = _MappedPlaces(_NO_SLOT, 0, 0)
+        """Further slots; none at first."""
         self._page_bytes = pool.page_bytes
         self._driver = driver
         self._pace = pace
@@ -224,37 +254,42 @@ class _StagedCopies:
 
     def run(self, slots: Sequence[int], pages: Sequence[int]) -> None:
         """Copies between slots and pages, and waits."""
-        places, indices = self._places.first + np.array(slots, np.int64), np.array(pages, np.int32)
+        numbers, indices = np.array(slots, np.int64), np.array(pages, np.int32)
         try:
-            for part, first in enumerate(range(0, len(places), self._n_staged)):
+            for part, first in enumerate(range(0, len(numbers), self._n_staged)):
                 lane, some = self._lanes[part % 2], slice(first, first + self._n_staged)
                 if part and part % _MAX_PARTS_ENQUEUED == 0:
                     lane.copies.wait()
-                self._pace.wait(len(places[some]) * self._page_bytes)
-                self._copy_part(lane, places[some], indices[some])
+                self._pace.wait(len(numbers[some]) * self._page_bytes)
+                self._copy_part(lane, numbers[some], indices[some])
         finally:
             for lane in self._lanes:
                 lane.copies.wait()
 
-    def _copy_part(self, lane: _Lane, places: NDArray[np.int64], pages: NDArray[np.int32]) -> None:
+    def _copy_part(self, lane: _Lane, slots: NDArray[np.int64], pages: NDArray[np.int32]) -> None:
         """Enqueues the copy of at most as many pages as a lane's buffer holds."""
         with torch.cuda.stream(lane.copies.stream):
             # The driver takes few bytes of pageable memory at once: no pinned buffer has to outlive the call.
             indices = torch.from_numpy(pages).to(lane.buffer.device, non_blocking=True)
             if self._are_loads:
-                self._move_slots(lane, places)
+                self._move_slots(lane, slots)
                 self._copy_blocks(scatter_pages, lane, indices)
             else:
                 self._copy_blocks(gather_pages, lane, indices)
-                self._move_slots(lane, places)
+                self._move_slots(lane, slots)
 
-    def _move_slots(self, lane: _Lane, places: NDArray[np.int64]) -> None:
+    def _move_slots(self, lane: _Lane, slots: NDArray[np.int64]) -> None:
         """Enqueues the DMA between slots and buffer, a copy for each run of consecutive whole slots of a piece."""
+        places, is_mapped = self._places.first + slots, slots >= self.mapped.first_slot
         is_first, slot_bytes = np.ones(len(places), np.bool_), self._places.slot_bytes
         if slot_bytes == self._page_bytes:
-            is_first[1:] = (np.diff(places) != 1) | (places[1:] % self._places.n_a_piece == 0)
+            is_first[1:] = (np.diff(places) != 1) | (places[1:] % self._places.n_a_piece == 0) | is_mapped[1:]
         firsts = np.flatnonzero(is_first)
-        on_host = self._places.address + places[firsts] * slot_bytes
+        on_host = np.where(
+            is_mapped[firsts],
+            self.mapped.address + (slots[firsts] - self.mapped.first_slot) * self.mapped.slot_bytes,
+            self._places.address + places[firsts] * slot_bytes,
+        )
         on_device = lane.buffer.data_ptr() + firsts * self._page_bytes
         n_bytes = np.diff(firsts, append=len(places)) * self._page_bytes
         destinations, sources = (on_device, on_host) if self._are_loads else (on_host, on_device)

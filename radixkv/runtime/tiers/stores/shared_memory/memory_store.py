@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
+from radixkv.runtime.step.page_copier import MappedSlots
 from radixkv.runtime.tiers.stores.indexed_store import RareWarnings
 from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES, KEY_BYTES, StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
@@ -30,6 +33,8 @@ SPARE_PAUSE_S = 1.0
 """After it has marked pages, ``spare`` does nothing for so long."""
 MAX_TRIES = 3
 """How often a page looks for a slot: another thread may use all those that it has found."""
+MAX_LENT_PAGES = 1024
+"""Pages that are lent at once. The kernel goes through all locks that are held when it is asked for one more."""
 COUNT_PAUSE_S = 1.0
 """How old the number of pages may be."""
 
@@ -45,6 +50,8 @@ class SharedMemoryStore:
     last. Whoever reads one shares its lock, and compares the commit word under it. A slot whose lock another has is
     a miss for readers, and no choice for writers: nobody waits. The kernel frees the locks of a process that dies,
     and the slot is free then, or has the whole page.
+
+    It is a ``PageLender``, too: whoever borrows a slot shares its lock until the copy to the device has ended.
 
     Args:
         segment: closed with this store.
@@ -82,6 +89,9 @@ class SharedMemoryStore:
         self._max_waiting_stores = max(n_threads, MAX_PENDING_BYTES // page_bytes)
         self._locks = [SlotLocks(segment.descriptor) for _ in range(n_threads)]
         """One for each thread, which takes it for a page."""
+        self._lent_locks = SlotLocks(segment.descriptor)
+        self._lent = Counter[int]()
+        """How often each slot is lent. It is locked once."""
         self._threads = TransferThreads(n_threads, "shared-memory")
 
     @property
@@ -137,6 +147,33 @@ class SharedMemoryStore:
         steps = [partial(self._store_page, use, *page, tick - n, self._n_removals) for n, page in enumerate(pages)]
         return self._threads.start(Urgency.STORE, steps, len(steps), None)
 
+    @property
+    def mapped_slots(self) -> MappedSlots:
+        """See ``PageLender``."""
+        slots = self._slots
+        first = slots.start + self._header.n_bytes
+        return MappedSlots(memoryview(slots.memory), first, slots.slot_bytes, self._table.n_slots)
+
+    def lend(self, keys: Sequence[bytes], tokens: bytes, n_usable: int) -> list[int] | None:
+        """See ``PageLender``. The header is compared, and no checksum: that would read the page."""
+        size, lent = self._page_token_bytes, list[int]()
+        assert len(tokens) == len(keys) * size
+        if self._lent.total() + len(keys) > MAX_LENT_PAGES:
+            return None
+        for index, key in enumerate(keys):
+            slot = self._lend_page(key, tokens[index * size : (index + 1) * size], n_usable)
+            if slot is None:
+                self._unlock(lent)
+                return None
+            lent.append(slot)
+        return lent
+
+    def give_back(self, keys: Sequence[bytes], slots: Sequence[int]) -> None:
+        """See ``PageLender``."""
+        self._unlock(slots)
+        if keys:
+            self._use_chain(keys)
+
     def spare(self, keys: Sequence[bytes]) -> None:
         """See ``PageStore``. Counts as a use of the first ``MAX_SPARED_PAGES`` of them; O(these) once a second."""
         now = time.monotonic()
@@ -185,11 +222,13 @@ class SharedMemoryStore:
 
     def close(self, timeout_s: float) -> None:
         """See ``PageStore``. The pages stay in the segment."""
+        self._lent_locks.close()
         if self._threads.close(timeout_s):
             for locks in self._locks:
                 locks.close()
             self._table.close()
-            self._slots.memory.close()
+            with contextlib.suppress(BufferError):  # a borrower keeps the memory until it is closed
+                self._slots.memory.close()
         self._segment.close()
 
     def _pages(
@@ -287,10 +326,36 @@ class SharedMemoryStore:
             use.n_left -= 1
             is_last = not use.n_left
         if is_last:
-            tick = time.monotonic_ns()
-            for n_after, key in enumerate(reversed(use.keys)):
-                self._use(key, tick + n_after)
-            self._table.touch_chain(use.keys[0][DIGEST_BYTES:], tick + len(use.keys), self._table.n_slots)
+            self._use_chain(use.keys)
+
+    def _use_chain(self, keys: Sequence[bytes]) -> None:
+        """Notes that pages were used, the last one first, and then those before them."""
+        tick = time.monotonic_ns()
+        for n_after, key in enumerate(reversed(keys)):
+            self._use(key, tick + n_after)
+        self._table.touch_chain(keys[0][DIGEST_BYTES:], tick + len(keys), self._table.n_slots)
+
+    def _lend_page(self, key: bytes, tokens: bytes, n_usable: int) -> int | None:
+        """Locks the slot that has a page, or counts one more loan of it; returns it, None if that cannot be."""
+        slot = self._table.find(key)
+        if slot is None or slot >= n_usable:
+            return None
+        if not self._lent[slot] and not self._lent_locks.try_lock_shared(slot):
+            return None
+        self._lent[slot] += 1
+        with self._slots.value(slot, self._header.n_bytes) as header:
+            if self._table.has(slot, key) and self._header.is_of(header, key, tokens):
+                return slot
+        self._unlock((slot,))  # another page has taken the slot, or it is damaged, which a load finds out
+        return None
+
+    def _unlock(self, slots: Sequence[int]) -> None:
+        """Ends a loan of slots, and unlocks those that are lent no more."""
+        for slot in slots:
+            self._lent[slot] -= 1
+            if not self._lent[slot]:
+                del self._lent[slot]
+                self._lent_locks.unlock(slot)
 
     def _take_slot(self, locks: SlotLocks, key: bytes, tick: int) -> int | None:
         """Locks and empties the slot that a page takes. None if each was used since ``tick``, or is locked."""
