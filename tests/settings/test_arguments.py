@@ -210,7 +210,7 @@ def test_every_setting_has_a_flag():
     engine = {"model", "cache", "scheduler", "seed", "kv_events", "adapters", "tenants"}
     assert {field.name for field in fields(EngineConfig)} == engine
     assert len(fields(ModelConfig)) == 13
-    assert len(fields(CacheConfig)) == 17
+    assert len(fields(CacheConfig)) == 19
     assert len(fields(SchedulerConfig)) == 12
     assert len(fields(AdapterConfig)) == 5
     assert len(fields(ServerConfig)) == 24
