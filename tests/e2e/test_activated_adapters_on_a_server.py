@@ -120,6 +120,7 @@ def test_diagnostics_count_what_is_shared(server: LiveServer) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_adapters_are_back_after_a_runtime_was_killed(server: LiveServer, request: pytest.FixtureRequest) -> None:
     prompt = f"{PROMPT}{INVOCATION} {PROMPT[:60]}"
     server.flush_cache()

@@ -110,7 +110,8 @@ def test_ranks_and_replicas(start: Start, flags: tuple[str, ...]) -> None:
         assert second.metric("host_copies_failed_total") == 0
 
 
-@pytest.mark.parametrize("n_kills", [1, pytest.param(10, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("n_kills", [1, 10])
 def test_servers_that_are_killed(start: Start, n_kills: int) -> None:
     """At random moments while they store and fetch; another one goes on, and each answer is right."""
     random, wrong = Random(n_kills), list[int]()
@@ -152,6 +153,7 @@ def _ask_until_it_dies(server: LiveServer, expected: dict[int, list[int]], wrong
                 wrong.append(n)
 
 
+@pytest.mark.nightly
 def test_starts_that_fail(tmp_path: Path, url: str) -> None:
     """With one line, before or after the model is loaded; what is there stays as it is."""
     (folder := tmp_path / "start").mkdir()

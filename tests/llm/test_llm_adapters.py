@@ -187,6 +187,7 @@ def test_choices_and_beams_of_an_adapter(llm: LLM) -> None:
     assert mixed[1].sequences == alone.sequences != mixed[0].sequences
 
 
+@pytest.mark.nightly
 def test_preempted_answers_go_on_with_their_adapter(folders: Path) -> None:
     long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, logprobs=1)
     prompts = [random_ids(40, seed=n) for n in range(4)]

@@ -64,7 +64,7 @@ def place_of(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
     ("name", "scheme"),
     [
         ("llama", "file"),
-        ("gemma3", "shm"),
+        pytest.param("gemma3", "shm", marks=pytest.mark.nightly),
         pytest.param("qwen3.5", "file", marks=pytest.mark.nightly),
         pytest.param("qwen3.5", "shm", marks=pytest.mark.nightly),
     ],

@@ -21,6 +21,12 @@ def rest_nightly(cases: Iterable[Any], *, kept: Collection[int]) -> list[Any]:
     ]
 
 
+def nightly_but(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """Returns the cases; those that are not among ``kept`` run only at night."""
+    cases = list(cases)
+    return rest_nightly(cases, kept=[cases.index(case) for case in kept])
+
+
 def covering(*axes: Sequence[Any]) -> list[ParameterSet]:
     """Returns all combinations of the axes' values. Every value has one that runs with every change.
 
@@ -37,7 +43,7 @@ def covering(*axes: Sequence[Any]) -> list[ParameterSet]:
 
 
 def examples(n: int, **limits: Any) -> settings:
-    """Returns the settings of a test with random examples: ``n`` at night, 15% of them with every change.
+    """Returns the settings of a test with random examples: ``n`` at night, 7% of them with every change.
 
     Args:
         n: of the profile "nightly". Up to 10 of them run with every change, too.
