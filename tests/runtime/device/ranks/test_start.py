@@ -142,6 +142,7 @@ def test_a_rank_that_hangs_while_it_loads_refuses_the_start(monkeypatch: pytest.
     assert has_ended(pid)
 
 
+@pytest.mark.nightly
 def test_files_are_there_only_while_devices_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would remove them after a kill of all processes while they load, which takes the longest."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
