@@ -46,7 +46,7 @@ demo: $(VENV)/.ready  ## measures the prefix cache: a workload with the cache of
 
 # mypy takes one core, so pip, the tests of GPUs, which are skipped without one, and pytest's reading of all tests run
 # beside it.
-test: $(VENV)/.ready  ## what a change must pass: lint, types, import contracts, all CPU tests
+test: $(VENV)/.ready  ## what a change must pass: lint, types, import contracts, CPU tests
 	$(MAKE) --jobs 2 types tests-read lint imports tests-gpu $(CLIENTS)
 	$(MAKE) tests
 
@@ -73,7 +73,7 @@ tests-read: $(VENV)/.ready
 
 # Files run in the order of their folders, because the slowest ones are among the first then. More processes use the
 # two cores while tests wait for other processes, or for time to pass.
-tests: $(VENV)/.ready $(CLIENTS)  ## all CPU tests
+tests: $(VENV)/.ready $(CLIENTS)  ## all CPU tests but those of test-nightly
 	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing and not api' --ignore tests/gpu \
 		--numprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -59,6 +59,7 @@ def compute(server: LiveServer, text: str) -> int:
     return reply["usage"]["prompt_tokens_details"]["stored_tokens"]["storage"]
 
 
+@pytest.mark.nightly
 def test_a_second_server_finds_the_prefixes_of_the_first(start: Start) -> None:
     with start() as first, start() as second:
         answers = [ask(first, prompt(n)) for n in range(3)]

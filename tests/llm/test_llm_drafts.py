@@ -200,6 +200,7 @@ def test_an_answer_that_was_given_before_takes_fewer_steps_in_its_namespace(tree
     assert n_flushed > 40
 
 
+@pytest.mark.nightly
 @with_tree
 def test_a_part_of_an_answer_to_another_prompt_is_drafted_in_its_namespace(tree_engine: LLM) -> None:
     prompt = "A story of a lighthouse keeper and"
