@@ -71,7 +71,7 @@ PARAMS = [
 
 @pytest.mark.parametrize(
     ("engines", "params"),
-    rest_nightly(product(ENGINES, PARAMS), kept=(0, 2)),
+    rest_nightly(product(ENGINES, PARAMS), kept=(2,)),
     indirect=["engines"],
     scope="module",
 )

@@ -263,6 +263,7 @@ def test_beams_and_a_salt(folder: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.nightly
 @of_gemma
 def test_requests_that_take_all_of_a_pool_are_answered(folder: Path) -> None:
     """Window pages and tails of the one before lie where they need other pages: they begin again, once."""
@@ -303,6 +304,7 @@ def test_prompts_that_take_all_of_a_pool_are_answered_in_chunks(folder: Path, n_
 
 
 @of_gemma
+@pytest.mark.nightly
 def test_short_chats_are_found_as_with_pages_of_all_layers(folder: Path) -> None:
     """Of chats shorter than the window as many as the pool holds: their tails need as many slabs as their pages."""
     n_cached = []

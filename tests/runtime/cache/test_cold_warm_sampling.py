@@ -70,6 +70,7 @@ def cold(checkpoint: Checkpoint) -> Cold:
     return cold
 
 
+@pytest.mark.nightly
 def test_each_kind_of_sampling_changes_the_outputs(cold: Cold) -> None:
     texts = {kind: [tuple(output.tokens) for output in outputs.values()] for kind, outputs in cold.outputs.items()}
     assert all(len(set(outputs)) > len(outputs) // 2 for outputs in texts.values())

@@ -121,7 +121,7 @@ def test_states_of_a_session_that_ends_go_first_but_for_those_that_others_go_on_
 
 @pytest.mark.parametrize(
     ("system", "n_tokens"),
-    [([], 2048), ([], 300), ([MESSAGE_END], 2048), ([MESSAGE_END], 300)],
+    rest_nightly([([], 2048), ([], 300), ([MESSAGE_END], 2048), ([MESSAGE_END], 300)], kept=(3,)),
     ids=["text", "text in chunks", "system prompt", "system prompt in chunks"],
 )
 def test_prompts_that_arrive_together_wait_for_the_state_of_the_one_that_computes_it(

@@ -112,6 +112,7 @@ def test_a_rank_that_refuses_is_named_with_its_device(tmp_path: Path) -> None:
         ranks.close()
 
 
+@pytest.mark.nightly
 def test_what_a_rank_refused_is_the_reason_of_a_start_that_failed_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
