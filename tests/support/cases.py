@@ -46,8 +46,8 @@ def examples(n: int, **limits: Any) -> settings:
     """Returns the settings of a test with random examples: ``n`` at night, 7% of them with every change.
 
     Args:
-        n: of the profile "nightly". Up to 10 of them run with every change, too.
+        n: of the profile "nightly". Up to 5 of them run with every change, too.
         limits: more arguments of ``hypothesis.settings``.
     """
     share = settings.default.max_examples / settings.get_profile("nightly").max_examples
-    return settings(max_examples=max(min(n, 10), int(n * share)), **limits)
+    return settings(max_examples=max(min(n, 5), int(n * share)), **limits)
