@@ -43,7 +43,7 @@ def covering(*axes: Sequence[Any]) -> list[ParameterSet]:
 
 
 def examples(n: int, **limits: Any) -> settings:
-    """Returns the settings of a test with random examples: ``n`` at night, 7% of them with every change.
+    """Returns the settings of a test with random examples: ``n`` at night, 5% of them with every change.
 
     Args:
         n: of the profile "nightly". Up to 5 of them run with every change, too.
