@@ -36,7 +36,7 @@ site=$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purel
 	> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
 endef
 
-.PHONY: help demo quick test test-api test-chaos test-clients test-nightly test-routing test-stores test-ui lint types imports tests tests-gpu format constraints clean
+.PHONY: help demo quick test test-api test-chaos test-clients test-nightly test-routing test-stores test-ui lint types imports tests tests-gpu tests-read format constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,9 +44,10 @@ help:  ## this list
 demo: $(VENV)/.ready  ## measures the prefix cache: a workload with the cache off and on
 	$(VENV)/bin/radixkv bench --workload fewshot --num-shots 16 --compare-cache
 
-# mypy takes one core, so pip and the tests of GPUs, which are skipped without one, run beside it.
-test: $(VENV)/.ready  ## what a change must pass: lint, types, import contracts, all CPU tests
-	$(MAKE) --jobs 2 lint types imports tests-gpu $(CLIENTS)
+# mypy takes one core, so pip, the tests of GPUs, which are skipped without one, and pytest's reading of all tests run
+# beside it.
+test: $(VENV)/.ready  ## what a change must pass: lint, types, import contracts, CPU tests
+	$(MAKE) --jobs 2 types tests-read lint imports tests-gpu $(CLIENTS)
 	$(MAKE) tests
 
 quick: lint types imports $(VENV)/.ready  ## lint, types, contracts, and the tests of tree, cache, scheduler, steps, wire and settings
@@ -65,9 +66,14 @@ imports: $(VENV)/.ready  ## the import contracts
 tests-gpu: $(VENV)/.ready  ## tests that need a GPU, if there is one
 	$(VENV)/bin/pytest tests/gpu
 
+# pytest compiles 600 files with its own assertions, and Python the packages that they import. Without what this leaves
+# behind, each process of `tests` would do so by itself.
+tests-read: $(VENV)/.ready
+	@$(VENV)/bin/pytest --collect-only -q > $(VENV)/tests.txt || { cat $(VENV)/tests.txt; false; }
+
 # Files run in the order of their folders, because the slowest ones are among the first then. More processes use the
 # two cores while tests wait for other processes, or for time to pass.
-tests: $(VENV)/.ready $(CLIENTS)  ## all CPU tests
+tests: $(VENV)/.ready $(CLIENTS)  ## all CPU tests but those of test-nightly
 	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing and not api' --ignore tests/gpu \
 		--numprocesses 4 --dist loadfile --no-loadscope-reorder
 
@@ -113,7 +119,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Installing packages into $(VENV), torch among them: a minute or several" >&2
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install 'pip>=24'
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
 $(VENV)/clients/%/.ready: tests/clients/%.txt $(VENV)/.ready

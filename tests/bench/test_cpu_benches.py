@@ -135,6 +135,7 @@ def test_the_structure_of_the_product_is_counted(tmp_path: Path) -> None:
     assert line["calls_a_turn"]["radixkv"] > line["calls_a_turn"]["radixkv without the device"] > 0
 
 
+@pytest.mark.nightly
 def test_each_source_of_drafts_is_replayed(tmp_path: Path) -> None:
     alphabet = sorted(ByteLevel.alphabet())
     (tmp_path / "vocab.json").write_text(json.dumps({letter: n for n, letter in enumerate(alphabet)}))

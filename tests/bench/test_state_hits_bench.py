@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.paths import ROOT
 
 
+@pytest.mark.nightly
 def test_states_find_nearly_all_that_an_oracle_does_where_there_is_one_for_each_prompt(tmp_path: Path) -> None:
     output = tmp_path / "state_hits.jsonl"
     arguments = ["--scale", "0.05", "--memory", "400000", "--output-file", output]

@@ -3,11 +3,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.paths import ROOT
 
 BENCH = ROOT / "bench" / "tree.py"
 
 
+@pytest.mark.nightly
 def test_bench_writes_a_line_for_each_case(tmp_path: Path) -> None:
     output = tmp_path / "tree.jsonl"
     subprocess.run([sys.executable, BENCH, "--quick", "--output-file", output], check=True, capture_output=True)

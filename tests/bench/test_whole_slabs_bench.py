@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.paths import ROOT
 
 
+@pytest.mark.nightly
 def test_each_workload_has_a_line_for_both_kinds_of_memory(tmp_path: Path) -> None:
     output = tmp_path / "whole_slabs.jsonl"
     arguments = ["--scale", "0.02", "--pages", "1500", "--workloads", "fewshot,agents", "--output-file", output]

@@ -74,7 +74,7 @@ def test_it_finds_facts_in_documents(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("n", rest_nightly([4, 20], kept=(0,)))
-@pytest.mark.parametrize("family", ["agents", "made_tools", "extraction", "reasoning"])
+@pytest.mark.parametrize("family", rest_nightly(["agents", "made_tools", "extraction", "reasoning"], kept=(1, 3)))
 def test_it_calls_tools_extracts_and_thinks(llm: LLM, family: str, n: int) -> None:
     chosen = list(islice(cases(family, 700), n))
     prompts = [

@@ -15,6 +15,7 @@ from support.device_support import load_oracle
 from support.live import LiveServer, children, serving, wait_for
 from support.lora import linear_modules, save_adapter
 
+pytestmark = pytest.mark.nightly
 SETTINGS = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 PROMPT = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n" * 4
 INVOCATION = "Judge this:"
@@ -25,7 +26,7 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
     scope="module",
     params=[
         pytest.param((), id="alone"),
-        pytest.param(("--data-parallel-size", "2"), id="replicas", marks=pytest.mark.nightly),
+        pytest.param(("--data-parallel-size", "2"), id="replicas"),
     ],
 )
 def server(

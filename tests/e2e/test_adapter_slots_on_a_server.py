@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from radixkv.checkpoints import resolve
 from support.device_support import load_oracle
 from support.live import LiveServer, serving, wait_for
@@ -21,6 +23,7 @@ def answer(server: LiveServer, model: str | None) -> list[int]:
     return reply["choices"][0]["token_ids"]
 
 
+@pytest.mark.nightly
 def test_three_adapters_share_one_slot(sensitive: Path, tmp_path: Path) -> None:
     oracle = load_oracle(resolve(str(sensitive)))
     modules = linear_modules(oracle)

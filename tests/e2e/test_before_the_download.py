@@ -63,6 +63,7 @@ def test_an_engine_fails_before_it_downloads_weights(
     assert WEIGHTS not in hub.downloaded()
 
 
+@pytest.mark.nightly
 def test_a_wrong_template_or_tokenizer_fails_a_server_before_the_download(hub: Hub, tmp_path: Path) -> None:
     (scratch := tmp_path / "t").mkdir()
     (template := tmp_path / "broken.jinja").write_text("{% if %}")

@@ -12,6 +12,7 @@ from radixkv.lab.bench.load.generator import LoadGenerator
 from radixkv.lab.bench.load.requests import PromptEncoder
 from radixkv.lab.bench.load.server_counters import server_counts
 from radixkv.lab.bench.session import BenchRequest, Session, single_request_session
+from support.cases import covering
 
 SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n\n" * 8
 
@@ -45,8 +46,9 @@ def mixed():
     ]
 
 
-@pytest.mark.parametrize("form", ["text", "tokens"])
-@pytest.mark.parametrize("load", [{"max_concurrency": 3}, {"request_rate": 50.0}])
+@pytest.mark.parametrize(
+    ("form", "load"), covering(["text", "tokens"], [{"max_concurrency": 3}, {"request_rate": 50.0}])
+)
 def test_client_usage_and_metrics_agree_exactly(server, sensitive, form, load):
     encoder = PromptEncoder(sensitive) if form == "tokens" else None
 

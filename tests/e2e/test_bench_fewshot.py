@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from radixkv import cli
-from support.cases import rest_nightly
 from support.live import LIMIT_S, children, complaints, is_running, wait_for
 
 POOL = ["--max-total-tokens", "16384", "--grammar-backend", "none"]
@@ -83,7 +82,8 @@ def test_a_server_with_drafts_gives_the_same_tokens_and_says_what_became_of_them
     assert "outputs are equal" in run("bench", "compare", off, on).stdout
 
 
-@pytest.mark.parametrize("number", rest_nightly([signal.SIGTERM, signal.SIGKILL, signal.SIGINT], kept=(1,)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_a_signal_to_a_run_also_ends_its_server(number):
     with subprocess.Popen(
         command("bench", "--num-prompts", 400, "--output-len", 200, *POOL),

@@ -11,9 +11,9 @@ from radixkv.lab.bench.report.result_table import outputs_equal
 from radixkv.lab.bench.run import Benchmark
 from radixkv.lab.bench.workloads.base import Source
 from radixkv.lab.bench.workloads.catalog import load_workload
-from support.cases import rest_nightly
 from support.live import LiveServer, serving
 
+pytestmark = pytest.mark.nightly
 SIZES = {
     "agents": {"num_sessions": 2, "num_turns": 1, "num_shots": 4},
     "chat": {"num_sessions": 2, "num_turns": 6, "output_len": 16},
@@ -40,8 +40,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield live
 
 
-# Those of every change call tools, share documents, replay a trace and fork their prompts.
-@pytest.mark.parametrize("name", rest_nightly(sorted(SIZES), kept=(0, 4, 6, 7)))
+@pytest.mark.parametrize("name", sorted(SIZES))
 def test_a_workload_is_answered_correctly_and_from_the_cache(tiny, name):
     made = bench(name, speed=50.0 if name == "trace" else None)
     outcome = asyncio.run(made.run(tiny.base_url))
@@ -55,7 +54,6 @@ def test_a_workload_is_answered_correctly_and_from_the_cache(tiny, name):
     assert report["optimum_pct"] > 20
 
 
-@pytest.mark.nightly
 def test_a_sensitive_model_answers_the_same_with_and_without_the_cache(server, start):
     """An untrained model's answers depend on every page, so a wrong page shows."""
     made = [

@@ -32,6 +32,7 @@ def response(server: LiveServer, **body: Any) -> Any:
     )
 
 
+@pytest.mark.nightly
 def test_the_true_cause_stands_beside_what_changed_until_a_restart(start: Start) -> None:
     with start() as server:
         first = message(server)

@@ -168,6 +168,7 @@ def test_the_frontend_does_not_load_torch(server: LiveServer) -> None:
     assert "libtorch" not in maps(server.process.pid)
 
 
+@pytest.mark.nightly
 def test_a_port_in_use_is_reported_before_anything_starts(server: LiveServer) -> None:
     command = [sys.executable, "-m", "radixkv.cli", "serve", "--port", str(server.port)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)

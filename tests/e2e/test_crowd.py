@@ -95,6 +95,7 @@ class Crowd:
         raise AssertionError("the stream ended without its end")
 
 
+@pytest.mark.nightly
 def test_many_streams(live: LiveServer) -> None:
     alone = [live.complete(**body(client))["choices"][0]["text"] for client in range(N_PROMPTS)]
     before = live.canary()

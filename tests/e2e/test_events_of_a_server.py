@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import zmq
 
-from support.cases import rest_nightly
 from support.event_subscriber import event_flags, following
 from support.failed_start import failed_start_error
 from support.live import LIMIT_S, LiveServer, wait_for
@@ -85,15 +84,13 @@ def test_a_subscriber_notices_a_restart_and_topics_are_sent(
             wait_for(lambda: subscriber.counts().get("GPU") == n_fewer, "the pages of before the restart are left")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("config", "parts"),
-    rest_nightly(
-        [
-            ('{"enable_kv_cache_events": true, "endpoint": "TAKEN"}', ["the endpoint", "it is taken"]),
-            ('{"publisher": "zmq", "endpoint": "ipc:///no/folder/x"}', ["the endpoint", "cannot be bound"]),
-        ],
-        kept=(0,),
-    ),
+    [
+        ('{"enable_kv_cache_events": true, "endpoint": "TAKEN"}', ["the endpoint", "it is taken"]),
+        ('{"publisher": "zmq", "endpoint": "ipc:///no/folder/x"}', ["the endpoint", "cannot be bound"]),
+    ],
 )
 def test_an_endpoint_that_cannot_be_bound_ends_the_start_with_one_line(
     tmp_path: Path, config: str, parts: list[str]

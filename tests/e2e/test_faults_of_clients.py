@@ -10,6 +10,7 @@ import pytest
 
 from radixkv.wire import sampling
 from support.breaking_runtime import SLOW
+from support.cases import covering
 from support.live import LIMIT_S, LiveServer, wait_for
 
 VOCAB_SIZE = 4096
@@ -127,8 +128,10 @@ def send_request(live: LiveServer, body: dict[str, Any]) -> socket.socket:
     return connection
 
 
-@pytest.mark.parametrize("streams", [True, False])
-@pytest.mark.parametrize("kind", ["decoding", "several choices", "queued", "in the middle of a prompt"])
+@pytest.mark.parametrize(
+    ("streams", "kind"),
+    covering([True, False], ["decoding", "several choices", "queued", "in the middle of a prompt"]),
+)
 def test_a_disconnect_frees_pages_in_every_state(checked_server: LiveServer, kind: str, streams: bool) -> None:
     body, n_running, n_waiting, max_steps = {
         "decoding": ({"prompt": ["one", "two"]}, 2, 0, 2000),

@@ -51,6 +51,7 @@ def test_garbage_and_foreign_peers_are_dropped_and_counted(checked_server: LiveS
         assert not stranger.poll(100)
 
 
+@pytest.mark.nightly
 def test_a_second_runtime_on_the_same_path_refuses_to_start(checked_server: LiveServer, socket_path: Path) -> None:
     start = Start(EngineConfig(), "/nowhere", str(socket_path))
     ended = subprocess.run(

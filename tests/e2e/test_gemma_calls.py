@@ -16,6 +16,7 @@ from support.chat_templates import GEMMA_4
 from support.json_schemas import closed
 from support.live import LiveServer, serving
 
+pytestmark = pytest.mark.nightly
 MARKS = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
 FORECAST = closed(
     town={"enum": ["Hartwell", 'the "old" town, {north}']},

@@ -54,7 +54,8 @@ def handles(pid: int, number: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
-@pytest.mark.parametrize("number", rest_nightly(SIGNALS, kept=(0,)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_start_that_waits_for_the_hub(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -80,7 +81,8 @@ def test_a_start_that_waits_for_the_runtime(number: int, sensitive: Path, tmp_pa
     assert signal.Signals(number).name in log[-1]
 
 
-@pytest.mark.parametrize("number", rest_nightly(SIGNALS, kept=(0,)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_start_that_reads_a_huge_tokenizer(number: int, sensitive: Path, tmp_path: Path) -> None:
     """The kernel ends it, because no handler can run."""
     command = [sys.executable, str(HERE / "stuck_cli.py"), "tokenizer", "serve", str(sensitive), "--port", "0"]

@@ -160,6 +160,7 @@ def test_too_little_memory_is_reported_in_one_line() -> None:
     assert "max_num_seqs" in reason or "--max-num-seqs" in reason
 
 
+@pytest.mark.nightly
 def test_a_second_signal_does_not_wait(start_without_timeouts: Start) -> None:
     with start_without_timeouts("--heartbeat-timeout", "3600") as live:
         request = BackgroundRequest(live, **LONG)

@@ -67,6 +67,7 @@ def table(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
     return {row.split()[0]: dict(zip(names, row.split(), strict=True)) for row in rows}
 
 
+@pytest.mark.nightly
 def test_documents_in_a_fixed_order_share_more(servers: Servers) -> None:
     done = run("--url", servers.decode.base_url, "--num-questions", "8", "--orders", "found", "id")
     assert "24 documents, 4 in a prompt; the one with the answer is among them for 8 of 8 questions" in done.stdout
@@ -77,6 +78,7 @@ def test_documents_in_a_fixed_order_share_more(servers: Servers) -> None:
         assert float(row["repeated%"]) > float(row["cached%"])
 
 
+@pytest.mark.nightly
 def test_embeddings_and_reranks_come_from_servers_of_their_own(servers: Servers) -> None:
     flags = ("--embeddings", servers.embeddings.base_url, "--reranker", servers.reranker.base_url)
     (row,) = table(run("--url", servers.decode.base_url, *flags, "--num-questions", "2", "--orders", "id")).values()
@@ -98,6 +100,7 @@ def test_the_decode_server_of_a_split_finds_what_the_other_one_has_computed(fold
     assert int(row["computed"]) <= 64
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("role", ["embeddings", "reranker"])
 def test_a_server_of_another_task_is_named_in_a_line(servers: Servers, role: str) -> None:
     url = servers.decode.base_url

@@ -59,6 +59,7 @@ def compute(server: LiveServer, text: str) -> int:
     return reply["usage"]["prompt_tokens_details"]["stored_tokens"]["storage"]
 
 
+@pytest.mark.nightly
 def test_a_second_server_finds_the_prefixes_of_the_first(start: Start) -> None:
     with start() as first, start() as second:
         answers = [ask(first, prompt(n)) for n in range(3)]
@@ -110,7 +111,8 @@ def test_ranks_and_replicas(start: Start, flags: tuple[str, ...]) -> None:
         assert second.metric("host_copies_failed_total") == 0
 
 
-@pytest.mark.parametrize("n_kills", [1, pytest.param(10, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("n_kills", [1, 10])
 def test_servers_that_are_killed(start: Start, n_kills: int) -> None:
     """At random moments while they store and fetch; another one goes on, and each answer is right."""
     random, wrong = Random(n_kills), list[int]()
@@ -152,6 +154,7 @@ def _ask_until_it_dies(server: LiveServer, expected: dict[int, list[int]], wrong
                 wrong.append(n)
 
 
+@pytest.mark.nightly
 def test_starts_that_fail(tmp_path: Path, url: str) -> None:
     """With one line, before or after the model is loaded; what is there stays as it is."""
     (folder := tmp_path / "start").mkdir()

@@ -89,7 +89,7 @@ def chat(live: LiveServer, *, thinks: bool = True, **more: Any) -> tuple[str, st
 
 
 @pytest.mark.parametrize("thinking", KINDS, indirect=True, scope="module")
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", rest_nightly(FORMATS, kept=(0, 2, 7)))
 def test_a_format_begins_after_the_reasoning(thinking: LiveServer, form: dict[str, Any]) -> None:
     free, _ = chat(thinking)
     reasoning, text = chat(thinking, **form)

@@ -12,6 +12,7 @@ import pytest
 from support.failed_start import failed_start_error
 from support.live import LiveServer, serving, wait_for
 
+pytestmark = pytest.mark.nightly
 TIERS = ("--host-memory", "64MiB", "--load-policy", "always", "--max-total-tokens", "1024", "--max-num-seqs", "8")
 PROMPT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month? " * 3
 Start = Callable[..., AbstractContextManager[LiveServer]]

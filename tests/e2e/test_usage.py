@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
 
+from support.cases import covering
 from support.live import LiveServer
 
 PAGE = 16
@@ -59,12 +61,13 @@ def response_split(server: LiveServer, text: str, *, stream: bool) -> tuple[int,
     return usage["input_tokens"] - n_written - n_cached, n_written, n_cached
 
 
-@pytest.mark.parametrize("n_left", [0, 1, 7, 15])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("split", [message_split, response_split])
+@pytest.mark.parametrize(
+    ("n_left", "way"), covering([0, 1, 7, 15], [*product((message_split, response_split), (False, True))])
+)
 def test_a_prompt_that_is_cached_is_not_written_again(
-    server: LiveServer, split: Any, stream: bool, n_left: int
+    server: LiveServer, n_left: int, way: tuple[Any, bool]
 ) -> None:
+    split, stream = way
     server.flush_cache()
     text, n_tokens = text_of(server, "Hello", n_left)
     n_whole = n_tokens - n_left

@@ -6,6 +6,13 @@ from pathlib import Path
 import pytest
 
 from radixkv.llm import LLM
+from support.quick_opening import quick_opening
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _opens_quickly() -> Iterator[None]:
+    with quick_opening():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from radixkv.runtime.intake import Intake
 from radixkv.runtime.step.plan import Row
 from radixkv.tree import marks
 from radixkv.tree.marks import Marks
+from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, random_ids
 from support.lora import linear_modules, save_adapter
@@ -167,6 +168,7 @@ def test_an_answer_goes_on_in_later_turns_of_its_own(llm: LLM) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_preempted_answers_go_on(folders: Path) -> None:
     long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, logprobs=1)
     prompts = [[*random_ids(30, seed=n), *INVOCATION, *random_ids(7, seed=n + 9)] for n in range(4)]
@@ -180,9 +182,10 @@ def test_preempted_answers_go_on(folders: Path) -> None:
     assert [output.outputs for output in together] == alone
 
 
-def test_drafts_change_no_answer(folders: Path) -> None:
+@pytest.mark.parametrize("n_new", rest_nightly([12, 50], kept=(0,)))
+def test_drafts_change_no_answer(folders: Path, n_new: int) -> None:
     """Those from the cache and from the prompt would go across marks."""
-    long = SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True)
+    long = SamplingParams(temperature=0.0, max_tokens=n_new, ignore_eos=True)
     prompt = [*HEAD[:12], *INVOCATION, *HEAD[:12], *INVOCATION, *HEAD[:12]]
     answers, n_drafts = [], []
     for speculative in ("off", {"method": "tree", "num_speculative_tokens": 4}):
@@ -326,7 +329,7 @@ def test_pins_and_invalidations(llm: LLM) -> None:
     assert {llm.explain(PROMPT, lora_request=request).n_cached for request in (None, JUDGE, RANK)} == {0}
 
 
-@pytest.mark.parametrize("given", [JUDGE, None])
+@pytest.mark.parametrize("given", rest_nightly([JUDGE, None], kept=(0,)))
 def test_an_invalidated_conversation_loses_its_earlier_turns_in_all_tiers(
     folders: Path, tmp_path: Path, given: LoRARequest | None
 ) -> None:
@@ -426,15 +429,18 @@ def check_everything(folders: Path, expected: dict[Any, Any], twice: list[int]) 
 
 @pytest.mark.parametrize(
     "mutant",
-    [
-        None,
-        act_a_token_late,
-        act_a_token_early,
-        act_on_whole_rows,
-        ignore_the_mark,
-        give_all_adapters_one_mark,
-        activate_at_the_first_invocation,
-    ],
+    rest_nightly(
+        [
+            None,
+            act_a_token_late,
+            act_a_token_early,
+            act_on_whole_rows,
+            ignore_the_mark,
+            give_all_adapters_one_mark,
+            activate_at_the_first_invocation,
+        ],
+        kept=(0,),
+    ),
 )
 def test_mutants_give_other_answers(
     folders: Path, monkeypatch: pytest.MonkeyPatch, mutant: Callable[[pytest.MonkeyPatch], None] | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from radixkv import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from radixkv.checkpoints import resolve
 from radixkv.runtime.device.adapters.rows import StepRows
+from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
 from support.device_support import HYBRIDS, load_oracle, random_ids
 from support.lora import linear_modules, save_adapter
@@ -67,15 +69,20 @@ def adapters_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     return found
 
 
-@pytest.mark.parametrize("max_loras", [1, 2])
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"schedule_policy": "lpm", "max_num_batched_tokens": 64},
-        {"max_total_tokens": 256, "max_model_len": 128, "num_reserved_decode_tokens": 0},
-        {"host_memory": "4MiB", "load_policy": "always", "max_total_tokens": 512, "max_model_len": 128},
-    ],
+    ("max_loras", "settings"),
+    rest_nightly(
+        product(
+            [1, 2],
+            [
+                {},
+                {"schedule_policy": "lpm", "max_num_batched_tokens": 64},
+                {"max_total_tokens": 256, "max_model_len": 128, "num_reserved_decode_tokens": 0},
+                {"host_memory": "4MiB", "load_policy": "always", "max_total_tokens": 512, "max_model_len": 128},
+            ],
+        ),
+        kept=(2, 7),
+    ),
 )
 def test_adapters_take_turns(
     folder: Path, expected: list[Any], adapters_of_steps: list[set[str]], max_loras: int, settings: dict[str, Any]

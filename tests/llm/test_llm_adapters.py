@@ -19,7 +19,7 @@ from support.lora import ATTENTION, linear_modules, merge, save_adapter
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, ignore_eos=True)
 PROMPT = random_ids(70, seed=1)
-FAMILIES = ("grouped", "qwen3", "mixtral", "qwen3.5-attention", "opt")
+FAMILIES = ("grouped", "qwen3.5-attention", "opt")
 """Names of checkpoints that together cover products and MLPs of each kind."""
 SQL, LAW = LoRARequest("sql"), LoRARequest("law")
 
@@ -187,6 +187,7 @@ def test_choices_and_beams_of_an_adapter(llm: LLM) -> None:
     assert mixed[1].sequences == alone.sequences != mixed[0].sequences
 
 
+@pytest.mark.nightly
 def test_preempted_answers_go_on_with_their_adapter(folders: Path) -> None:
     long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, logprobs=1)
     prompts = [random_ids(40, seed=n) for n in range(4)]
@@ -200,6 +201,7 @@ def test_preempted_answers_go_on_with_their_adapter(folders: Path) -> None:
     assert [output.outputs for output in together] == alone
 
 
+@pytest.mark.nightly
 def test_drafts_of_an_adapter_change_no_answer(folders: Path) -> None:
     long = SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True)
     prompt = PROMPT[:20] * 4

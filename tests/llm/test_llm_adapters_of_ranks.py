@@ -17,6 +17,7 @@ from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError, DeviceLost, InvalidRequest, RadixKVError, RequestError
 from radixkv.wire.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, UnloadAdapter
 from radixkv.wire.messages import Done, Failed, FromRuntime, Submit, Tokens, pack_tokens, unpack_tokens
+from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
 from support.device_support import load_oracle, random_ids
 from support.lora import linear_modules, save_adapter, write_adapter
@@ -126,6 +127,7 @@ def test_adapters_that_are_loaded_later_answer_alike(
     assert llm.get_metrics().adapters.n_bytes == 0
 
 
+@pytest.mark.nightly
 def test_adapters_take_turns_in_the_slots_of_ranks(folders: Path, alone: list[RequestOutput]) -> None:
     with opened(folders, lora_modules=modules(folders), max_loras=1, max_cpu_loras=3) as llm:
         check_same(together(llm), alone)
@@ -202,6 +204,7 @@ def test_bad_adapters_are_refused_as_by_one_process(llm: LLM, folders: Path, nam
     llm.load_lora_adapter("sql", folders / "sql")
 
 
+@pytest.mark.nightly
 def test_pages_of_adapters_come_back_from_lower_tiers(folders: Path, tmp_path: Path) -> None:
     """After a restart, too; keys have the digest, which ranks do not change, and the number of ranks."""
     tiers = {**TIERS, "cache_dir": tmp_path / "disk", "lora_modules": modules(folders)}
@@ -227,6 +230,7 @@ def test_pages_of_adapters_come_back_from_lower_tiers(folders: Path, tmp_path: P
         assert after.outputs == before.outputs
 
 
+@pytest.mark.nightly
 def test_a_rank_that_has_died_fails_a_load(folders: Path) -> None:
     before = set(children(os.getpid(), RANK))
     llm = opened(folders)
@@ -272,10 +276,13 @@ def opened_with_a_rank_that_fails(
 
 @pytest.mark.parametrize(
     ("statement", "text"),
-    [
-        ("raise MemoryError()", r"rank 1 \(cpu\): MemoryError"),
-        ("path = path.replace('sql', 'law')", r"its files have changed while rank 1 \(cpu\) read them"),
-    ],
+    rest_nightly(
+        [
+            ("raise MemoryError()", r"rank 1 \(cpu\): MemoryError"),
+            ("path = path.replace('sql', 'law')", r"its files have changed while rank 1 \(cpu\) read them"),
+        ],
+        kept=(),
+    ),
     ids=["memory", "other files"],
 )
 def test_a_load_that_fails_on_one_rank_leaves_nothing(
@@ -298,6 +305,7 @@ def test_a_load_that_fails_on_one_rank_leaves_nothing(
         check_same(found, alone[:2])
 
 
+@pytest.mark.nightly
 def test_a_rank_that_dies_while_it_loads_ends_all(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

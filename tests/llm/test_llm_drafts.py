@@ -71,7 +71,7 @@ PARAMS = [
 
 @pytest.mark.parametrize(
     ("engines", "params"),
-    rest_nightly(product(ENGINES, PARAMS), kept=(0, 2)),
+    rest_nightly(product(ENGINES, PARAMS), kept=(2,)),
     indirect=["engines"],
     scope="module",
 )
@@ -155,7 +155,7 @@ def count_drafts(llm: LLM) -> tuple[int, int]:
     return drafts.draft_tokens_total, drafts.accepted_tokens_total
 
 
-@pytest.mark.parametrize("engines", rest_nightly(ENGINES, kept=(0, 1)), indirect=True)
+@pytest.mark.parametrize("engines", rest_nightly(ENGINES, kept=(1,)), indirect=True)
 def test_a_text_that_repeats_itself_takes_fewer_steps(engines: tuple[LLM, LLM]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True, logit_bias={7: 90.0})
     n_steps = []
@@ -200,6 +200,7 @@ def test_an_answer_that_was_given_before_takes_fewer_steps_in_its_namespace(tree
     assert n_flushed > 40
 
 
+@pytest.mark.nightly
 @with_tree
 def test_a_part_of_an_answer_to_another_prompt_is_drafted_in_its_namespace(tree_engine: LLM) -> None:
     prompt = "A story of a lighthouse keeper and"

@@ -10,6 +10,7 @@ import pytest
 from radixkv.errors import InvalidRequest
 from radixkv.llm import LLM
 from radixkv.wire.sampling import SamplingParams
+from support.cases import covering
 
 TOKEN = SamplingParams(max_tokens=1)
 TEXT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month?"
@@ -42,12 +43,13 @@ def test_it_counts_what_a_request_gets(llm: LLM, n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_shared", "n_cached"), [(3, 0), (4, 4), (15, 15), (16, 16), (19, 16), (20, 20), (40, 40)]
+    ("shared_and_cached", "n_after"),
+    covering([(3, 0), (4, 4), (15, 15), (16, 16), (19, 16), (20, 20), (40, 40)], [1, 30]),
 )
-@pytest.mark.parametrize("n_after", [1, 30])
 def test_it_counts_the_part_of_a_page_that_a_request_copies(
-    llm: LLM, n_shared: int, n_cached: int, n_after: int
+    llm: LLM, shared_and_cached: tuple[int, int], n_after: int
 ) -> None:
+    n_shared, n_cached = shared_and_cached
     llm.flush_cache()
     prompt = list(range(3, 51))
     llm.generate(prompt, TOKEN)

@@ -46,6 +46,7 @@ def test_other_types_are_refused(name: Any) -> None:
         opened(kv_cache_dtype=name)
 
 
+@pytest.mark.nightly
 def test_files_of_another_type_are_not_read(tmp_path: Path) -> None:
     fetched = []
     for name in ("fp8", "auto", "fp8_e4m3"):

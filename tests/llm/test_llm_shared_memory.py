@@ -39,7 +39,7 @@ def answers(llm: LLM) -> list[RequestOutput]:
     [
         ("llama", 1),
         pytest.param("qwen3.5", 1, marks=pytest.mark.nightly),
-        ("gemma3", 1),
+        pytest.param("gemma3", 1, marks=pytest.mark.nightly),
         pytest.param("llama", 2, marks=pytest.mark.nightly),
     ],
 )

@@ -84,7 +84,7 @@ def chat(llm: LLM, params: SamplingParams, seed: int = 0, *, n_turns: int = 3, n
 
 
 @pytest.mark.parametrize(
-    "n_left_out", rest_nightly([0, 30], kept=(0,)), ids=["repeats answers", "leaves reasoning out"]
+    "n_left_out", rest_nightly([0, 30], kept=()), ids=["repeats answers", "leaves reasoning out"]
 )
 def test_turns_that_repeat_answers_go_on_from_their_ends_with_the_bits_of_cold_ones(
     folder: Path, n_left_out: int
@@ -173,14 +173,15 @@ def test_one_token_more_or_less_than_a_state_and_the_whole_prompt_again(folder: 
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"state_memory_bytes": 130_000},
-        {"max_total_tokens": 1024},
-        {"max_num_batched_tokens": 79, "page_size": 8},
-        pytest.param(
-            {"max_total_tokens": 592, "max_num_seqs": 5, "num_reserved_decode_tokens": 0}, marks=pytest.mark.nightly
-        ),
-    ],
+    rest_nightly(
+        [
+            {"state_memory_bytes": 130_000},
+            {"max_total_tokens": 1024},
+            {"max_num_batched_tokens": 79, "page_size": 8},
+            {"max_total_tokens": 592, "max_num_seqs": 5, "num_reserved_decode_tokens": 0},
+        ],
+        kept=(0,),
+    ),
     ids=["few states", "few pages", "short chunks", "preemptions"],
 )
 def test_bits_with_little_memory_and_many_requests_at_once(folder: Path, settings: dict[str, Any]) -> None:
@@ -231,7 +232,15 @@ def test_an_explanation_says_where_the_nearest_state_is(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "n_hits"),
-    [({}, 3), ({"max_num_seqs": 2}, 3), ({"state_memory_bytes": 60_000}, 3), ({"enable_prefix_caching": False}, 0)],
+    rest_nightly(
+        [
+            ({}, 3),
+            ({"max_num_seqs": 2}, 3),
+            ({"state_memory_bytes": 60_000}, 3),
+            ({"enable_prefix_caching": False}, 0),
+        ],
+        kept=(2,),
+    ),
     ids=["states", "fewer rows than choices", "a single state", "no cache"],
 )
 def test_choices_have_the_bits_of_separate_requests(folder: Path, settings: dict[str, Any], n_hits: int) -> None:
@@ -250,6 +259,7 @@ def test_choices_have_the_bits_of_separate_requests(folder: Path, settings: dict
     assert (stats.states.hits_total, stats.states.missed_tokens_total) == (n_hits, 0)
 
 
+@pytest.mark.nightly
 def test_beams_are_those_of_transformers_whatever_the_memory(folder: Path) -> None:
     """Beams go on from each other's states, or are computed again where rows or pages are few. Transformers
     computes in blocks and rounds differently, so its scores may order two beams otherwise."""
@@ -308,6 +318,7 @@ def test_states_come_back_from_host_memory(folder: Path) -> None:
         assert host.compute_seconds_per_token is not None, "steps of 144 tokens are measured, too"
 
 
+@pytest.mark.nightly
 def test_the_state_of_an_answer_comes_back_from_host_memory(folder: Path) -> None:
     """Other prompts take the device's pages and states before the next turn."""
     prompt, others = [*text(150, 1), END, *text(3, 3)], [text(200, 30 + n) for n in range(4)]

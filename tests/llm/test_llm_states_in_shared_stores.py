@@ -133,6 +133,7 @@ def test_a_salt_or_another_dtype_finds_no_state(
 @pytest.mark.parametrize(
     ("what", "is_deleted"), rest_nightly([("state", False), ("state", True), ("page", False)], kept=(1,))
 )
+@pytest.mark.nightly
 def test_a_prompt_goes_on_from_an_earlier_state_if_an_object_is_damaged_or_deleted(
     folder: Path,
     cold: list[Any],

@@ -64,7 +64,7 @@ def place_of(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
     ("name", "scheme"),
     [
         ("llama", "file"),
-        ("gemma3", "shm"),
+        pytest.param("gemma3", "shm", marks=pytest.mark.nightly),
         pytest.param("qwen3.5", "file", marks=pytest.mark.nightly),
         pytest.param("qwen3.5", "shm", marks=pytest.mark.nightly),
     ],
@@ -101,6 +101,7 @@ def test_restarts_with_one_place_or_both(
         assert stats(llm)[0].pages_fetched_total > 0
 
 
+@pytest.mark.nightly
 def test_a_folder_that_vanishes_while_the_server_runs(
     tmp_path: Path, place_of: Callable[..., dict[str, Any]]
 ) -> None:

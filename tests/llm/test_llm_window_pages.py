@@ -42,7 +42,7 @@ KINDS = {
 }
 
 
-of_each_kind = pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(0, 3)), indirect=True)
+of_each_kind = pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(3,)), indirect=True)
 of_gemma = pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(0,)), indirect=True)
 
 
@@ -263,6 +263,7 @@ def test_beams_and_a_salt(folder: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.nightly
 @of_gemma
 def test_requests_that_take_all_of_a_pool_are_answered(folder: Path) -> None:
     """Window pages and tails of the one before lie where they need other pages: they begin again, once."""
@@ -292,7 +293,7 @@ def test_requests_that_take_all_of_a_pool_are_answered(folder: Path) -> None:
 
 
 @of_gemma
-@pytest.mark.parametrize("n_first", range(20, 120, 20))
+@pytest.mark.parametrize("n_first", rest_nightly(range(20, 120, 20), kept=(1,)))
 def test_prompts_that_take_all_of_a_pool_are_answered_in_chunks(folder: Path, n_first: int) -> None:
     settings = {"max_total_tokens": 192, "max_num_batched_tokens": 64, "max_num_seqs": 4}
     with opened(folder, **settings, num_reserved_decode_tokens=0) as llm:
@@ -303,6 +304,7 @@ def test_prompts_that_take_all_of_a_pool_are_answered_in_chunks(folder: Path, n_
 
 
 @of_gemma
+@pytest.mark.nightly
 def test_short_chats_are_found_as_with_pages_of_all_layers(folder: Path) -> None:
     """Of chats shorter than the window as many as the pool holds: their tails need as many slabs as their pages."""
     n_cached = []

@@ -11,11 +11,12 @@ from stores.store_processes import AWS, FLAGS, S3, URL, running_s3, without_aws
 from support.live import LiveServer, serving
 
 Start = Callable[..., AbstractContextManager[LiveServer]]
+FOLDER = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.path.parent == FOLDER:
             item.add_marker(pytest.mark.stores)
 
 

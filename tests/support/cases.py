@@ -21,6 +21,12 @@ def rest_nightly(cases: Iterable[Any], *, kept: Collection[int]) -> list[Any]:
     ]
 
 
+def nightly_but(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """Returns the cases; those that are not among ``kept`` run only at night."""
+    cases = list(cases)
+    return rest_nightly(cases, kept=[cases.index(case) for case in kept])
+
+
 def covering(*axes: Sequence[Any]) -> list[ParameterSet]:
     """Returns all combinations of the axes' values. Every value has one that runs with every change.
 
@@ -37,11 +43,11 @@ def covering(*axes: Sequence[Any]) -> list[ParameterSet]:
 
 
 def examples(n: int, **limits: Any) -> settings:
-    """Returns the settings of a test with random examples: ``n`` at night, 15% of them with every change.
+    """Returns the settings of a test with random examples: ``n`` at night, 5% of them with every change.
 
     Args:
-        n: of the profile "nightly". Up to 10 of them run with every change, too.
+        n: of the profile "nightly". Up to 5 of them run with every change, too.
         limits: more arguments of ``hypothesis.settings``.
     """
     share = settings.default.max_examples / settings.get_profile("nightly").max_examples
-    return settings(max_examples=max(min(n, 10), int(n * share)), **limits)
+    return settings(max_examples=max(min(n, 5), int(n * share)), **limits)

@@ -58,7 +58,7 @@ def replay_all(policy: EvictionPolicyName, seeds: range = range(8)) -> None:
         replay(policy, seed)
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 8), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 8), marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_evicts_what_its_model_does(policy: EvictionPolicyName, seeds: range) -> None:
     replay_all(policy, seeds)

@@ -15,6 +15,7 @@ from radixkv.errors import CheckpointError, InvariantError
 from radixkv.tree.marks import Marks
 from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree
+from support.cases import rest_nightly
 
 JUDGE, RANK = "0badcafe" + "1" * 56, "0badcaff" + "2" * 56
 TOKENS = st.lists(st.sampled_from([0, 1, 2, 256, 65536, 1 << 24]), max_size=12)
@@ -80,7 +81,7 @@ def add(tree: RadixTree, keys: Sequence[bytes]) -> None:
         tree.release(lease)
 
 
-@pytest.mark.parametrize("seed", range(400))
+@pytest.mark.parametrize("seed", rest_nightly(range(400), kept=range(60)))
 def test_prefixes_drop_a_conversation_with_its_earlier_turns_and_nothing_else(seed: int) -> None:
     """A conversation that the model and an adapter answer, beside others, against a list of all that is cached."""
     random = Random(seed)

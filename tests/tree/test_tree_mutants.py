@@ -370,7 +370,6 @@ OF_VERBS = (
     fork_does_not_pin,
     waiting_prompts_are_forgotten,
     retained_leaves_are_evicted_as_others,
-    retained_pages_are_never_let_go,
 )
 """Those of public verbs: every change is tested with them."""
 OTHERS = (
@@ -410,6 +409,7 @@ OTHERS = (
     pages_are_announced_before_they_are_computed,
     uncomputed_pages_are_guesses,
     guesses_end_with_a_page,
+    retained_pages_are_never_let_go,
 )
 
 

@@ -18,7 +18,7 @@ _MAX_NUM_BATCHED_TOKENS_WITH_STATES: dict[Device, int] = {"cpu": 144, "cuda": 81
 
 Chunks of 128 tokens, a multiple of 64, fit beside 16 rows of answers."""
 _CPU_POOL_BYTES = 1 << 30
-_CPU_STATE_BYTES = 1 << 30
+CPU_STATE_BYTES = 1 << 30
 _CACHE_DIR_BYTES = 64 << 30
 _MAX_CPU_LORAS = 64
 """Adapters in the memory of a GPU's host: 5 GB of adapters of an 8B model, of rank 16 in 16 bits."""
@@ -134,7 +134,7 @@ def _state_memory_bytes(cache: CacheConfig, room: StateRoom | None) -> int:
         return 0
     if cache.state_memory_bytes is not None:
         return cache.state_memory_bytes
-    return _CPU_STATE_BYTES if room is None else room.tree_bytes
+    return CPU_STATE_BYTES if room is None else room.tree_bytes
 
 
 def _check_pool_size(n_bytes: int | None, n_tokens: int | None) -> None:

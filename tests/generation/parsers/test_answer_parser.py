@@ -17,7 +17,7 @@ from radixkv.generation.parsers.answer_parser import compile_template
 from radixkv.generation.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from radixkv.generation.parts import TextPart, ToolCallPart
 from radixkv.generation.tools import ToolUse, parse_tool_use
-from support.cases import examples
+from support.cases import covering, examples
 from support.tool_formats import HEADER, SHOWN_BY, TOOLS, USE, answer_format, parse
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -602,14 +602,13 @@ BEGINNINGS = {
 }
 
 
-@pytest.mark.parametrize("name", UNENDED)
 @pytest.mark.parametrize(
-    ("format_name", "beginning"), [(one, beginning) for one, all_ in BEGINNINGS.items() for beginning in all_]
+    ("name", "form"),
+    covering([*UNENDED], [(one, beginning) for one, all_ in BEGINNINGS.items() for beginning in all_]),
 )
-def test_what_is_held_back_and_looked_at_again_with_each_token_is_short(
-    format_name: str, beginning: str, name: str
-) -> None:
+def test_what_is_held_back_and_looked_at_again_with_each_token_is_short(name: str, form: tuple[str, str]) -> None:
     """Otherwise an answer takes time quadratic in its length."""
+    format_name, beginning = form
     tools = next(one for one in TOOL_FORMATS if one.name == format_name)
     fields = {"content": {"content": "text"}, **REASONING_FORMATS[1].fields, **tools.fields}
     template = {"start_anchor": HEADER, "fields": fields}

@@ -64,7 +64,8 @@ def test_cached_tokens_equal_those_of_the_engine(n_pages, tmp_path):
     assert (replay.cache.n_evicted == 0) == (n_pages == 2000)
 
 
-@pytest.mark.parametrize("n_pages", rest_nightly([22, 60, 400], kept=(0,)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("n_pages", [22, 60, 400])
 def test_with_all_requests_in_flight_cached_tokens_equal_those_of_the_engine(n_pages):
     prompts = random_prompts(seed=100 + n_pages, n_prompts=90)
     llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=n_pages * PAGE_SIZE, **OVERLAPPING)
@@ -113,7 +114,7 @@ def test_fan_outs_of_a_model_with_states_find_what_they_find_in_the_engine(hybri
     assert sum(reported) > 3 * 5 * 100
 
 
-@pytest.mark.parametrize(("n_pages", "n_sets"), rest_nightly([(40, 4), (90, 1), (600, 1)], kept=(1,)))
+@pytest.mark.parametrize(("n_pages", "n_sets"), rest_nightly([(40, 4), (90, 1), (600, 1)], kept=()))
 def test_with_answers_cached_tokens_equal_those_of_the_engine(n_pages, n_sets):
     """Answers take pages from prompts, and what they leave is found: without them the replay is wrong.
 

@@ -14,7 +14,7 @@ from radixkv.lab.simulator.caches import CacheSettings, CostModel
 from radixkv.lab.simulator.concurrent_replay import ConcurrentReplay
 from radixkv.lab.simulator.replay import Replay
 from radixkv.lab.simulator.traffic import BlockTraffic, TokenTraffic
-from support.cases import examples
+from support.cases import examples, rest_nightly
 from support.engine import GHOST_CAPACITY, Engine, token_bytes
 from support.naive_cache import BLOCK, Naive, prefixes, trace_request
 
@@ -180,7 +180,7 @@ def random_chats(seed):
     return BlockTraffic(requests, BLOCK, "blocks")
 
 
-@pytest.mark.parametrize("policy", ["lru", "adaptive", "oracle"])
+@pytest.mark.parametrize("policy", rest_nightly(["lru", "adaptive", "oracle"], kept=(0,)))
 def test_a_large_disk_finds_what_an_infinite_cache_does_where_fetching_is_faster(policy):
     traffic = random_chats(2)
     tiers = {"host_pages": 40, "disk_pages": 1000}
@@ -195,7 +195,7 @@ def test_a_large_disk_finds_what_an_infinite_cache_does_where_fetching_is_faster
     )
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfuda", "adaptive", "oracle"])
+@pytest.mark.parametrize("policy", rest_nightly(["lru", "lfuda", "adaptive", "oracle"], kept=(1, 2)))
 def test_a_large_host_tier_finds_what_an_infinite_cache_does(policy):
     traffic = random_chats(1)
     infinite = Replay(traffic, CacheSettings(None, policy)).run()

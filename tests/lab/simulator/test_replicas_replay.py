@@ -111,7 +111,7 @@ def test_hits_equal_those_of_a_server_whose_pools_evict(workload, parameters, n_
     assert [one["capacity_tokens"] for one in (pooled, replicated, infinite)] == [2 * n_tokens, n_tokens, None]
 
 
-@pytest.mark.parametrize(("concurrency", "output_len"), [(16, 8), (1, 600)])
+@pytest.mark.parametrize(("concurrency", "output_len"), rest_nightly([(16, 8), (1, 600)], kept=(0,)))
 def test_a_replica_gets_what_it_computes_now_and_what_it_has_since_long(
     concurrency, output_len, tmp_path, simulated
 ):

@@ -12,7 +12,7 @@ from radixkv.lab.simulator.caches import CacheSettings
 from radixkv.lab.simulator.replay import Replay
 from radixkv.lab.simulator.routed_replay import RoutedReplay
 from radixkv.lab.simulator.traffic import BlockTraffic, TokenTraffic
-from support.cases import examples
+from support.cases import covering, examples
 from support.engine import token_bytes
 from support.naive_cache import BLOCK, Naive, trace_request
 
@@ -90,8 +90,9 @@ def random_prompts(n_prompts):
     return prompts
 
 
-@pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("tiers", [{}, {"host_pages": 30}, {"host_pages": 30, "disk_pages": 60}])
+@pytest.mark.parametrize(
+    ("routing", "tiers"), covering([*ROUTINGS], [{}, {"host_pages": 30}, {"host_pages": 30, "disk_pages": 60}])
+)
 def test_one_server_behind_a_router_is_a_replay(routing, tiers):
     traffic = TokenTraffic([token_bytes(prompt) for prompt in random_prompts(80)], 4)
     _, result = routed(traffic, 24, 1, routing, **tiers)

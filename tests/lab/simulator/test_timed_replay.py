@@ -16,6 +16,7 @@ from radixkv.lab.simulator.timed_replay import Server, TimedReplay, TimedTraffic
 from radixkv.lab.simulator.traffic import BlockTraffic, TokenTraffic
 from radixkv.lab.simulator.turns import Turn, find_turns
 from radixkv.wire.messages import pack_tokens
+from support.cases import rest_nightly
 
 PAGE_SIZE = 16
 STEPS = StepTime(fixed_s=0.01, row_s=0.001, prompt_token_s=0.0001, read_token_s=0.00001)
@@ -182,7 +183,7 @@ def test_what_is_learnt_of_pauses_finds_more_and_the_oracle_finds_most():
     assert on_device["none"] < on_device["learnt"] < on_device["known"]
 
 
-@pytest.mark.parametrize("are_limited", [False, True])
+@pytest.mark.parametrize("are_limited", rest_nightly([False, True], kept=(0,)))
 def test_admission_learns_lengths_of_answers_that_a_token_ends(are_limited):
     """Before the first ones have ended only ``max_tokens`` may tell how long they will be."""
     random = Random(6)

@@ -26,7 +26,7 @@ from radixkv.lab.studies.paging.schemes import SCHEMES, Granule, Pool, granule_t
 from radixkv.lab.studies.paging.sequences import SimulatedSequence, TokenRange, TokenRangeSource, Turn
 from radixkv.lab.studies.paging.simulation import Scheme
 from radixkv.runtime.request import GREEDY
-from support.cases import examples
+from support.cases import covering, examples
 from support.engine import Engine
 
 POOL_TOKENS = 250
@@ -287,9 +287,7 @@ def test_the_shares_of_the_pool_add_up_to_100(name: str, requests: list[tuple[in
     raise AssertionError("the scheme does not come to an end")
 
 
-@pytest.mark.parametrize("shares", [False, True])
-@pytest.mark.parametrize("n_choices", [1, 3])
-@pytest.mark.parametrize("n_pages", [24, 200])
+@pytest.mark.parametrize(("shares", "n_choices", "n_pages"), covering([False, True], [1, 3], [200, 24]))
 def test_pages_are_those_of_the_engine(shares: bool, n_choices: int, n_pages: int) -> None:
     """The engine computes on a fake device that checks the contents of every page, with tokens of its own."""
     limits: dict[str, Any] = {

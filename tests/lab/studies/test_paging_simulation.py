@@ -15,6 +15,7 @@ from radixkv.lab.studies.paging.schemes import Pool
 from radixkv.lab.studies.paging.sequences import SimulatedSequence, TokenRangeSource, Turn, count_distinct_tokens
 from radixkv.lab.studies.paging.simulation import RunningSpan, Scheme, max_overlap, simulate
 from radixkv.lab.studies.paging.workloads import WORKLOADS, StudyWorkload, generate_workload
+from support.cases import covering
 
 SMALL = WorkloadLengths(
     problems=LengthDistribution("synthetic", lambda rng: LengthPair(rng.randint(1, 12), rng.randint(1, 12))),
@@ -44,8 +45,7 @@ def small_workload(name: str, seed: int = 0, n_conversations: int | None = None)
     )
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("scheme", "name"), covering([*SCHEMES], [*WORKLOADS]))
 def test_each_sequence_finishes_once_and_the_pool_adds_up(scheme: str, name: str) -> None:
     workload = small_workload(name)
     inner = open_scheme(scheme)

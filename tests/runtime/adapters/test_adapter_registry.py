@@ -7,7 +7,6 @@ from collections import Counter
 from functools import partial
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -15,6 +14,7 @@ from radixkv.errors import CheckpointError, InvalidRequest
 from radixkv.runtime.adapters.registry import AdapterRegistry
 from radixkv.wire import messages as wire
 from radixkv.wire.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, ServedAdapter, UnloadAdapter
+from support.cases import examples
 from support.fake_adapters import N_BYTES, FakeDeviceAdapters, FakeRead, fake_adapters
 from support.loop_frontend import Frontend, failed
 
@@ -118,7 +118,7 @@ class Adapters(RuleBasedStateMachine):
 
 
 TestAdapters = Adapters.TestCase
-TestAdapters.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAdapters.settings = examples(150, stateful_step_count=30)
 
 
 def test_a_turn_frees_what_is_not_used_any_more() -> None:

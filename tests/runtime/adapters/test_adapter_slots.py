@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -16,6 +16,7 @@ from radixkv.runtime.adapters.slot_queue import TURN_S
 from radixkv.runtime.finished import wait_readable
 from radixkv.settings.tenants import TenantConfig
 from radixkv.wire.adapter_messages import LoadAdapter, ServedAdapter, UnloadAdapter
+from support.cases import examples
 from support.fake_adapters import FakeCopy, fake_adapters
 from support.loop_frontend import Frontend, done, failed
 
@@ -70,7 +71,7 @@ class SlotFrontend(Frontend):
     lengths=st.lists(st.integers(1, 10), min_size=1),
     rare=st.sets(st.integers(0, 79), min_size=1, max_size=12),
 )
-@settings(max_examples=12, deadline=None)
+@examples(12)
 def test_nobody_waits_for_more_than_a_turn_of_each_adapter(
     n_slots: int, n_rare: int, priorities: tuple[int, ...], lengths: list[int], rare: set[int]
 ) -> None:
@@ -414,4 +415,4 @@ class Slots(RuleBasedStateMachine):
 
 
 TestSlots = Slots.TestCase
-TestSlots.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestSlots.settings = examples(100, stateful_step_count=40)

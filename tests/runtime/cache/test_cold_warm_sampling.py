@@ -18,6 +18,7 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.wire.messages import TokenLogprobs
+from support.cases import nightly_but, rest_nightly
 from support.checkpoints import save_checkpoint
 from support.cpu_server import CpuServer, Logits, Output, ids, recorded_logits
 
@@ -69,6 +70,7 @@ def cold(checkpoint: Checkpoint) -> Cold:
     return cold
 
 
+@pytest.mark.nightly
 def test_each_kind_of_sampling_changes_the_outputs(cold: Cold) -> None:
     texts = {kind: [tuple(output.tokens) for output in outputs.values()] for kind, outputs in cold.outputs.items()}
     assert all(len(set(outputs)) > len(outputs) // 2 for outputs in texts.values())
@@ -108,14 +110,14 @@ def test_choices_over_a_cached_prefix(checkpoint: Checkpoint, cold: Cold, kind: 
     assert all(server.outputs[seed].n_cached >= 12 for seed in PROMPTS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", nightly_but(KINDS, "logprobs"))
 def test_choices_with_few_batch_slots_and_chunked_prefill(checkpoint: Checkpoint, cold: Cold, kind: str) -> None:
     server = warm_server(checkpoint, max_rows=4, budget=9)
     assert_equal(cold, kind, server, run_all(server, kind))
     assert all(server.outputs[seed].n_cached >= 12 for seed in PROMPTS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", nightly_but(KINDS, "logprobs"))
 def test_choices_that_are_preempted(checkpoint: Checkpoint, cold: Cold, kind: str) -> None:
     server = CpuServer(checkpoint, n_pages=28, max_rows=8)
     assert_equal(cold, kind, server, run_all(server, kind))
@@ -136,7 +138,9 @@ def test_choices_of_another_salt(checkpoint: Checkpoint, cold: Cold) -> None:
     assert server.outputs[10].n_cached >= 12
 
 
-@pytest.mark.parametrize("settings", [{}, {"budget": 9, "max_rows": 4}, {"n_pages": 28}], ids=str)
+@pytest.mark.parametrize(
+    "settings", rest_nightly([{}, {"budget": 9, "max_rows": 4}, {"n_pages": 28}], kept=(1,)), ids=str
+)
 def test_prompt_logprobs_of_cached_prompts(checkpoint: Checkpoint, cold: Cold, settings: dict[str, int]) -> None:
     server = warm_server(checkpoint, **settings)
     for _ in range(2):

@@ -322,6 +322,7 @@ MUTANTS: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Restarts], 
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("mutant", "test"), MUTANTS, ids=lambda one: one.__name__)
 def test_each_mutant_is_found(
     restarts: Restarts,

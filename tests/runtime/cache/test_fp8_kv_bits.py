@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from radixkv.checkpoints import Checkpoint
+from support.cases import rest_nightly
 from support.cold_answers import ColdAnswers
 from support.cpu_server import CpuServer, Logits, ids
 from support.evicting import evict_all
@@ -35,7 +36,7 @@ def serve_in_turn(server: CpuServer) -> None:
             server.finish_copies()
 
 
-@pytest.mark.parametrize("budget", [10, 512])
+@pytest.mark.parametrize("budget", rest_nightly([10, 512], kept=(0,)))
 def test_hits_on_the_device(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, budget: int) -> None:
     """Chunked and whole: a row reads the rounded K and V of its own step, as later ones do."""
     server = server_of(checkpoint, budget=budget)
@@ -63,7 +64,7 @@ def test_hits_in_the_host_tier(checkpoint: Checkpoint, cold: ColdAnswers, logits
     assert all(output.n_loaded >= 12 for output in server.outputs.values())
 
 
-@pytest.mark.parametrize("second", ["fp8", "auto"])
+@pytest.mark.parametrize("second", rest_nightly(["fp8", "auto"], kept=(1,)))
 def test_files_are_for_one_dtype(checkpoint: Checkpoint, tmp_path: Path, second: str) -> None:
     folder = tmp_path / "cache"
     for kv_cache_dtype in ("fp8", second):

@@ -17,6 +17,7 @@ from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
 from radixkv.runtime.tiers.host_tier import HostLoad, HostTier
 from radixkv.wire import cache_messages
 from radixkv.wire import messages as wire
+from support.cases import rest_nightly
 from support.cold_answers import ColdAnswers
 from support.cpu_server import CpuServer, Logits, ids
 from support.evicting import evict_all
@@ -83,7 +84,7 @@ def test_pages_that_were_loaded_while_their_requests_waited(
     )
 
 
-@pytest.mark.parametrize("budget", [4, 7, 16])
+@pytest.mark.parametrize("budget", rest_nightly([4, 7, 16], kept=(1,)))
 def test_many_requests_in_chunks_under_pressure(
     checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, budget: int
 ) -> None:
@@ -183,6 +184,7 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_the_comparison_fails_for_each_mutant(
     checkpoint: Checkpoint,

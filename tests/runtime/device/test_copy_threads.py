@@ -9,6 +9,8 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 
 SCRIPT = """
@@ -41,6 +43,7 @@ slots.has_begun.wait()
 """
 
 
+@pytest.mark.nightly
 def test_a_process_may_end_during_a_copy() -> None:
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.request import Request
+from support.cases import covering
 from support.engine import Engine, prompt
 
 N_PROMPT = 40
@@ -42,8 +43,7 @@ def test_a_request_is_sent_what_differs_from_the_block_table_that_its_batch_slot
     assert first_sent(engine) == [0, 9, 0, 0], "the second is sent nothing"
 
 
-@pytest.mark.parametrize("n_executed", range(14))
-@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize(("n_executed", "width"), covering(range(14), [2, 4]))
 def test_what_a_failed_step_has_sent_is_sent_again(n_executed: int, width: int) -> None:
     engine = Engine(page_size=2)
     engine.device.fail_steps = {n_executed}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from radixkv.runtime.request import Phase, Request
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
-from support.cases import examples
+from support.cases import examples, rest_nightly
 from support.engine import Engine
 
 PAGE = 4
@@ -107,10 +107,10 @@ def test_children_share_what_their_parent_is_still_computing(model: str, budget:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+@pytest.mark.parametrize("policy", rest_nightly(["lpm", "fcfs"], kept=(0,)))
 @pytest.mark.parametrize(
     ("n_stem", "n_rest", "budget", "arrive_at", "n_children"),
-    [(152, 1200, 100, 3, 16), (152, 1200, 100, 6, 16), (152, 1200, 100, 8, 32)],
+    rest_nightly([(152, 1200, 100, 3, 16), (152, 1200, 100, 6, 16), (152, 1200, 100, 8, 32)], kept=(2,)),
 )
 def test_children_that_come_after_their_parent_has_passed_the_stem_compute_it_once_more(
     n_stem: int, n_rest: int, budget: int, arrive_at: int, n_children: int, policy: str, model: str

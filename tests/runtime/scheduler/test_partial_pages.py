@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from radixkv.runtime.request import GREEDY, Request
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.tree.node import Namespace
+from support.cases import covering
 from support.engine import Engine, prompt
 
 SHARED = prompt(24)
@@ -29,8 +30,7 @@ def row_of(plan: StepPlan | None, request: Request) -> Row:
     return row
 
 
-@pytest.mark.parametrize("n_shared", range(25))
-@pytest.mark.parametrize("page_size", [1, 2, 4, 8])
+@pytest.mark.parametrize(("n_shared", "page_size"), covering(range(25), [1, 2, 4, 8]))
 def test_all_tokens_that_a_cached_sequence_shares_are_cached(page_size: int, n_shared: int) -> None:
     engine = engine_with(page_size=page_size)
     request = engine.add(SHARED[:n_shared] + OTHER, 1)

@@ -75,10 +75,11 @@ def check_that_only_one_fails(engine: Engine, culprit: Request) -> None:
     engine.check_idle()
 
 
+@pytest.mark.parametrize("n_rows", rest_nightly([40, 256], kept=(0,)))
 @pytest.mark.parametrize("phase", rest_nightly(["prompt", "decode"], kept=(1,)))
-def test_of_256_rows_only_the_one_that_breaks_its_steps_fails(phase: str) -> None:
-    engine, requests = engine_with_requests(256)
-    culprit = requests[100]
+def test_of_many_rows_only_the_one_that_breaks_its_steps_fails(phase: str, n_rows: int) -> None:
+    engine, requests = engine_with_requests(n_rows)
+    culprit = requests[n_rows // 2]
     fail_steps_of(
         engine, lambda row, request: request is culprit and (phase == "prompt" or row.start >= culprit.n_prompt + 3)
     )
@@ -86,8 +87,9 @@ def test_of_256_rows_only_the_one_that_breaks_its_steps_fails(phase: str) -> Non
     check_that_only_one_fails(engine, culprit)
 
 
-def test_a_step_of_256_rows_that_fails_once_fails_no_request() -> None:
-    engine, _ = engine_with_requests(256)
+@pytest.mark.parametrize("n_rows", rest_nightly([40, 256], kept=(0,)))
+def test_a_step_of_many_rows_that_fails_once_fails_no_request(n_rows: int) -> None:
+    engine, _ = engine_with_requests(n_rows)
     engine.device.fail_steps = {10}
     engine.run_to_the_end("length")
 

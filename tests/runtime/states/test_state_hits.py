@@ -26,7 +26,7 @@ def found(engine: Engine, prompt: list[int]) -> int:
     return len(prompt) - sum(row[2] for row in engine.device.computed if row[0] == request.last_step)
 
 
-@pytest.mark.parametrize("n_shared", rest_nightly(range(130, 430), kept=range(0, 300, 99)))
+@pytest.mark.parametrize("n_shared", rest_nightly(range(130, 430), kept=(0, 198)))
 def test_all_prompts_after_the_second_find_the_fork_less_a_block(n_shared: int) -> None:
     """The first prompt of a stem is new, and the second shows where prompts fork."""
     one = engine(20)
@@ -121,7 +121,7 @@ def test_states_of_a_session_that_ends_go_first_but_for_those_that_others_go_on_
 
 @pytest.mark.parametrize(
     ("system", "n_tokens"),
-    [([], 2048), ([], 300), ([MESSAGE_END], 2048), ([MESSAGE_END], 300)],
+    rest_nightly([([], 2048), ([], 300), ([MESSAGE_END], 2048), ([MESSAGE_END], 300)], kept=(3,)),
     ids=["text", "text in chunks", "system prompt", "system prompt in chunks"],
 )
 def test_prompts_that_arrive_together_wait_for_the_state_of_the_one_that_computes_it(

@@ -20,6 +20,7 @@ from radixkv.runtime.structured.source import prepare_source
 from radixkv.runtime.structured.vocabulary import Vocabulary
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.wire.structured_outputs import StructuredOutputs
+from support.cases import rest_nightly
 from support.chat_templates import GEMMA_4
 from support.grammar_walks import Walker, tiny_vocabulary
 from support.json_schemas import MadeSchema, Schema, closed, corpus
@@ -67,7 +68,10 @@ class Tools:
         return all(map(matcher.accept, single))
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["special quote", "plain quote"])
+QUOTES = ["special quote", "plain quote"]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=QUOTES)
 def tools(request: pytest.FixtureRequest) -> Tools:
     return Tools(has_special_quote=request.param)
 
@@ -81,7 +85,8 @@ def read(text: str) -> Any:
     return json.loads("".join(piece.arguments for piece in pieces))["value"]
 
 
-@pytest.mark.parametrize("n_walks", [1, pytest.param(8, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("tools", rest_nightly([True, False], kept=(0,)), indirect=True, scope="module", ids=QUOTES)
+@pytest.mark.parametrize("n_walks", rest_nightly([1, 8], kept=(0,)))
 def test_every_value_that_ends_is_read_as_one_of_the_schema(tools: Tools, n_walks: int) -> None:
     n_ended, schemas = 0, corpus()
     for index, schema in enumerate(schemas):

@@ -15,6 +15,7 @@ from radixkv.runtime.structured.compiler import Compiler
 from radixkv.runtime.structured.matcher import Grammar
 from radixkv.runtime.structured.source import prepare_source
 from radixkv.wire.structured_outputs import StructuredOutputs
+from support.cases import covering
 from support.grammar_walks import tiny_vocabulary
 from support.json_schemas import closed
 
@@ -94,8 +95,7 @@ def accepted(grammar: Grammar, text: bytes, compiler: Compiler) -> int:
     )
 
 
-@pytest.mark.parametrize("style", [None, "json"])
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(("pattern", "style"), covering(PATTERNS, [None, "json"]))
 def test_a_pattern_has_its_letters_and_only_utf8(pattern: str, style: str | None, compiler: Compiler) -> None:
     grammar = Grammar(compiler.compile(prepare_source(source_of({"type": "string", "pattern": pattern}, style))))
     matcher = re.compile(pattern, re.ASCII)

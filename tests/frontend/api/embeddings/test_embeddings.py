@@ -199,6 +199,7 @@ def _has_more_than(live: LiveServer, n_tokens: float) -> bool:
     return live.metric("prompt_tokens_total") > n_tokens
 
 
+@pytest.mark.nightly
 def test_sigterm_lets_a_request_of_many_steps_end(folder: Path, tmp_path: Path) -> None:
     """Most of its prompts are not at the runtime yet when the signal comes."""
     flags = "--task embed --max-model-len 512 --max-total-tokens 1024 --max-num-seqs 2".split()

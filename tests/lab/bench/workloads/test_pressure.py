@@ -8,6 +8,7 @@ from radixkv.errors import ConfigError
 from radixkv.lab.bench.workloads.base import Source
 from radixkv.llm import LLM
 from radixkv.wire.sampling import SamplingParams
+from support.cases import rest_nightly
 from support.sessions import collect_requests, make, said, write_documents
 
 
@@ -54,7 +55,7 @@ def test_a_data_set_gives_documents_questions_and_recorded_answers(tmp_path):
         make("pressure", Source(0, path), num_sessions=4)
 
 
-@pytest.mark.parametrize(("pool_tokens", "returns_to_cache"), [(512, False), (8192, True)])
+@pytest.mark.parametrize(("pool_tokens", "returns_to_cache"), rest_nightly([(512, False), (8192, True)], kept=(0,)))
 def test_a_pool_that_is_too_small_has_evicted_a_returning_chat(pool_tokens, returns_to_cache):
     requests = collect_requests(make("pressure", num_sessions=10, num_turns=2, num_facts=8).sessions)
     llm = LLM("tiny", max_total_tokens=pool_tokens, max_model_len=512)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
-from support.cases import covering
+from support.cases import covering, nightly_but
 from support.device_support import INVARIANT, OpenDevice, random_ids, row_of
 from support.poison import poison
 
@@ -17,6 +17,8 @@ PAGE = 4
 BLOCK = 8
 LENGTH = 75
 IDS = random_ids(LENGTH, seed=11)
+KINDS = ("grouped", "gemma4-shared", "gpt-oss", "qwen3-moe-alternating")
+"""Names of checkpoints with attention of each kind, and with experts."""
 
 
 def cold(device: OpenDevice, ids: list[int] = IDS) -> tuple[Tensor, Tensor]:
@@ -69,7 +71,7 @@ def test_decoding_in_a_batch(checkpoint: Get, name: str, n_other_rows: int) -> N
             assert torch.equal(logits[0], expected[row.start])
 
 
-@pytest.mark.parametrize("name", INVARIANT)
+@pytest.mark.parametrize("name", nightly_but(INVARIANT, *KINDS))
 def test_prompts_in_a_batch(checkpoint: Get, name: str) -> None:
     device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK)
     lengths = [1, 2, 9, 17, 33, 64, 100, 75]
@@ -95,7 +97,7 @@ def test_cache_hit(checkpoint: Get, name: str, hit: int) -> None:
     assert torch.equal(device.stored(pages, LENGTH), expected[1])
 
 
-@pytest.mark.parametrize("name", INVARIANT)
+@pytest.mark.parametrize("name", nightly_but(INVARIANT, *KINDS))
 def test_pages_written_in_the_same_step(checkpoint: Get, name: str) -> None:
     device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK)
     expected = cold(device)

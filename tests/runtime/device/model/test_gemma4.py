@@ -22,6 +22,7 @@ from radixkv.runtime.device.memory.page_shape import LayerPlace, PageLayout
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.weights.open import open_weights
+from support.cases import rest_nightly
 from support.checkpoints import VOCAB, edited_config, edited_tensors, save_checkpoint
 from support.cold_answers import ColdAnswers
 from support.cpu_server import CpuServer, ids, recorded_logits
@@ -68,7 +69,7 @@ def parse(**changes: Any) -> DecoderConfig:
     return DecoderConfig.parse(PUBLISHED | changes, Path("config.json"))
 
 
-@pytest.fixture(scope="module", params=["gemma4-shared", "gemma4-moe"])
+@pytest.fixture(scope="module", params=rest_nightly(["gemma4-shared", "gemma4-moe"], kept=(0,)))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gemma4")
     save_checkpoint(folder, **OTHERS[request.param])

@@ -192,7 +192,7 @@ rank.main()
             ("launch", "MemoryError()"),
             ("_compute", "RuntimeError('DefaultCPUAllocator: can not allocate memory')"),
         ],
-        kept=(0, 1),
+        kept=(),
     ),
 )
 def test_a_rank_without_memory_ends_the_step_for_all(
@@ -273,6 +273,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.nightly
 def test_ranks_end_with_a_process_that_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -327,7 +328,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "message"), rest_nightly(REFUSED, kept=(0, 1, 2)))
+@pytest.mark.parametrize(("settings", "message"), rest_nightly(REFUSED, kept=(0, 1)))
 def test_what_ranks_do_not_do_is_refused(settings: dict[str, object], message: str) -> None:
     before = ranks()
     with pytest.raises(ConfigError, match=message):

@@ -26,7 +26,7 @@ from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.wire.messages import pack_tokens
-from support.cases import covering
+from support.cases import covering, rest_nightly
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, random_ids
 from support.quantized_checkpoints import save_quantized
@@ -43,6 +43,10 @@ UNDIVIDED = {("whole", 2), ("whole", 4), ("llama3", 4)}
 """51 values inside the MLP, and 6 heads."""
 DIVIDED_HYBRIDS = [("qwen3.5", 2), ("qwen3.5-vision", 2), ("qwen3.5-moe", 2), ("qwen3-next", 2), ("nemotron-h", 2)]
 DIVIDED_HYBRIDS += [("nemotron-h-moe", 2), ("nemotron-h-moe", 4)]
+DIVIDED = [case for case in covering([*CHECKPOINTS], [2, 4]) if case.values not in UNDIVIDED]
+DIVIDED += [pytest.param(*case) for case in DIVIDED_HYBRIDS]
+OF_EACH_KIND = ("grouped", "qwen3-moe", "gemma4-shared", "gpt-oss", "opt", "qwen3.5-moe", "nemotron-h")
+"""Names of models that have attention, experts and states of each kind among them."""
 
 
 class Answer(NamedTuple):
@@ -91,8 +95,10 @@ def take(result: StepResult, rows: Sequence[Row], found: Sequence[Answer]) -> No
 
 @pytest.mark.parametrize(
     ("name", "n_ranks"),
-    [case for case in covering([*CHECKPOINTS], [2, 4]) if case.values not in UNDIVIDED]
-    + [pytest.param(*case) for case in DIVIDED_HYBRIDS],
+    [
+        case if case.values[0] in OF_EACH_KIND else pytest.param(*case.values, marks=pytest.mark.nightly)
+        for case in DIVIDED
+    ],
 )
 def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) -> None:
     one = checkpoint(name)
@@ -111,11 +117,7 @@ def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) ->
         assert after.logprobs == pytest.approx(before.logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "n_ranks"),
-    [case for case in covering([*CHECKPOINTS], [2, 4]) if case.values not in UNDIVIDED]
-    + [pytest.param(*case) for case in DIVIDED_HYBRIDS],
-)
+@pytest.mark.parametrize(("name", "n_ranks"), DIVIDED)
 def test_ranks_have_the_bits_of_one_process_that_multiplies_in_slices(
     checkpoint: Get, name: str, n_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +171,11 @@ def divided(n_ranks: int) -> DeviceSettings:
 
 
 @pytest.mark.parametrize(
-    "name", ["grouped", "biased", "gemma3", "gpt-oss", "qwen3.5", "qwen3-next", "nemotron-h", "gemma4-moe"]
+    "name",
+    rest_nightly(
+        ["grouped", "biased", "gemma3", "gpt-oss", "qwen3.5", "qwen3-next", "nemotron-h", "gemma4-moe"],
+        kept=(1, 3, 4, 6),
+    ),
 )
 def test_chunks_change_no_bit(checkpoint: Get, name: str) -> None:
     with RankThreads(checkpoint(name), divided(2), 2) as ranks:

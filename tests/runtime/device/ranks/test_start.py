@@ -112,6 +112,7 @@ def test_a_rank_that_refuses_is_named_with_its_device(tmp_path: Path) -> None:
         ranks.close()
 
 
+@pytest.mark.nightly
 def test_what_a_rank_refused_is_the_reason_of_a_start_that_failed_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_rank_that_hangs_while_it_loads_refuses_the_start(monkeypatch: pytest.
     assert has_ended(pid)
 
 
+@pytest.mark.nightly
 def test_files_are_there_only_while_devices_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would remove them after a kill of all processes while they load, which takes the longest."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -14,6 +14,7 @@ from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.layer_weights import RecurrentWeights
 from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.device.weights.shards import Shard
+from support.cases import covering
 from support.checkpoints import edited_tensors, save_checkpoint
 from support.device_support import HYBRIDS
 from support.quantized_checkpoints import FORMATS, quantize_matrices, save_quantized
@@ -62,18 +63,23 @@ def test_values_that_decide_how_long_a_state_lasts_stay_in_16_bits(tmp_path: Pat
         assert len(expected) - n_inputs == 2 * len(layer.mixer.log_decay)
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        ("qwen3.5", "fp8 blocks 128"),
-        ("qwen3.5", "fp8 tensor"),
-        ("qwen3.5-moe", "fp8 channels"),
-        ("qwen3-next", "fp8 blocks 128"),
-        ("qwen3-next", "fp8 channels"),
-    ],
+    ("published", "n_ranks"),
+    covering(
+        [
+            ("qwen3.5", "fp8 blocks 128"),
+            ("qwen3.5", "fp8 tensor"),
+            ("qwen3.5-moe", "fp8 channels"),
+            ("qwen3-next", "fp8 blocks 128"),
+            ("qwen3-next", "fp8 channels"),
+        ],
+        [1, 2],
+    ),
 )
-def test_inputs_of_delta_nets_stay_in_fp8_as_published(tmp_path: Path, name: str, form: str, n_ranks: int) -> None:
+def test_inputs_of_delta_nets_stay_in_fp8_as_published(
+    tmp_path: Path, published: tuple[str, str], n_ranks: int
+) -> None:
+    name, form = published
     """With projections to single values in 16 bits. Qwen3-Next's rows are sorted with their scales."""
     save_quantized(tmp_path, form, **(HYBRIDS[name] | WHOLE_BLOCKS))
     for rank in range(n_ranks):

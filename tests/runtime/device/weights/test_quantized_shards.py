@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.device.weights.weights import Weights
 from radixkv.settings.config import LoadFormat
-from support.cases import covering
+from support.cases import covering, rest_nightly
 from support.checkpoints import edited_config, save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, PieceLane
 from support.quantized_checkpoints import FORMATS, INT4_FORMATS, layer_linears, quantize_matrices, save_quantized
@@ -60,7 +61,8 @@ def tensors_of(checkpoint: Checkpoint, shard: Shard | None, *, lanes: int = 0) -
 
 
 @pytest.mark.parametrize(
-    ("name", "n_ranks"), covering([*FORMATS, "awq of experts", "fp8 blocks of experts"], [2, 4])
+    ("name", "n_ranks"),
+    rest_nightly(product([*FORMATS, "awq of experts", "fp8 blocks of experts"], [2, 4]), kept=range(0, 40, 5)),
 )
 def test_parts_are_those_of_the_dense_matrices(tmp_path: Path, name: str, n_ranks: int) -> None:
     """With four ranks, 24 inputs are not whole groups, nor 16 whole blocks, so some matrices are read whole."""
@@ -111,8 +113,7 @@ def test_parts_of_layers_of_several_shapes_are_those_of_the_dense_matrices(
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("vocab_size", [70, 200])
-@pytest.mark.parametrize("name", ["dense", *FORMATS])
+@pytest.mark.parametrize(("name", "vocab_size"), covering(["dense", *FORMATS], [70, 200]))
 def test_ranks_that_divide_the_head_read_their_tokens_of_it(tmp_path: Path, name: str, vocab_size: int) -> None:
     """The parts of 200 tokens overlap; of 70 rank 0 has 64, and the last 64 are rank 1's."""
     format = "awq" if name == "dense" else name
@@ -167,7 +168,9 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 128}
 """Sizes of which two ranks have whole blocks of 128."""
 
 
-@pytest.mark.parametrize("name", ["fp8 channels", "fp8 tensor", "fp8 blocks 128", *INT4_FORMATS])
+@pytest.mark.parametrize(
+    "name", rest_nightly(["fp8 channels", "fp8 tensor", "fp8 blocks 128", *INT4_FORMATS], kept=(0, 2, 3, 4))
+)
 def test_parts_stay_quantized(tmp_path: Path, name: str) -> None:
     save_quantized(tmp_path, name, **WIDE, **SIZES)
     quantized, dense = (resolve(str(tmp_path / kind)) for kind in ("quantized", "dense"))
