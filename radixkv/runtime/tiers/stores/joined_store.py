@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import NamedTuple
@@ -110,11 +110,10 @@ class JoinedStore:
 
     def run(self, keys: Sequence[bytes]) -> int:
         """Returns the number of leading keys that one store or another is known to have. O(that number)."""
-        n_pages = n_more = max(place.store.run(keys) for place in self.places)
-        while n_more > 0 and n_pages < len(keys) and len(self.places) > 1:
-            n_more = max(place.store.run(keys[n_pages:]) for place in self.places)
-            n_pages += n_more
-        return n_pages
+        n_pages = max(place.store.run(keys) for place in self.places)
+        if len(self.places) == 1:
+            return n_pages
+        return next((n for n in range(n_pages, len(keys)) if not self.has(keys[n])), len(keys))
 
     def has(self, key: bytes) -> bool:
         """See ``PageStore``. O(stores)."""
@@ -141,16 +140,16 @@ class JoinedStore:
         Returns:
             Numbers of leading pages, ascending, with the seconds of their load.
         """
-        n_of = [0] * len(self.places)
+        n_of, seconds = [0] * len(self.places), [0.0] * len(self.places)
         estimates: list[tuple[int, float]] = []
+        n_pages = 0
         for number, run in itertools.groupby(self.sources(keys)):
-            n_pages = len(list(run))
-            n_of[number] += n_pages
-            n_with = [n + n_more * (place == number) for place, n in enumerate(n_of)]
-            longest = max(
-                place.rate.seconds(n * self._page_tokens) for place, n in zip(self.places, n_with, strict=True)
-            )
-            estimates.append((n_pages + (estimates[-1][0] if estimates else 0), longest))
+            n_here = sum(1 for _ in run)
+            n_pages += n_here
+            n_of[number] += n_here
+            seconds[number] = self._seconds(number, n_of[number])
+            with_more_s = self._seconds(number, n_of[number] + n_more) if n_more else seconds[number]
+            estimates.append((n_pages, max(with_more_s, *seconds)))
         return estimates
 
     def sources(self, keys: Sequence[bytes]) -> list[int]:
@@ -234,8 +233,10 @@ class JoinedStore:
         """Returns the numbers of the places that are known to have each page. O(pages)."""
         if len(self.places) == 1 or self.run_of_all(keys) == len(keys):
             return [tuple(range(len(self.places)))] * len(keys)
-        has = [list(_known(place.store, keys)) for place in self.places]
-        return [tuple(itertools.compress(range(len(self.places)), one)) for one in zip(*has, strict=True)]
+        numbers = range(len(self.places))
+        each = itertools.product((False, True), repeat=len(numbers))
+        holders = {has: tuple(itertools.compress(numbers, has)) for has in each}
+        return [holders[has] for has in zip(*(map(place.store.has, keys) for place in self.places), strict=True)]
 
     def _choose(
         self, holders: Sequence[tuple[int, ...]], default: int | None = None, *, is_load: bool = False
@@ -254,7 +255,9 @@ class JoinedStore:
             number = default
             if number is None:
                 number = chosen[-1] if chosen else 0
-            if numbers:
+            if len(numbers) == 1:
+                number = numbers[0]
+            elif numbers:
                 number = self._cheapest(numbers, n_of, n_pages, is_load=is_load)
             n_of[number] += n_pages
             chosen += [number] * n_pages
@@ -284,10 +287,13 @@ class JoinedStore:
 
         def more_s(place: StorePlace) -> float:
             n_before = n_of[place.number]
-            before_s, after_s = (place.rate.seconds(n * self._page_tokens) for n in (n_before, n_before + n_pages))
-            return after_s - before_s
+            return self._seconds(place.number, n_before + n_pages) - self._seconds(place.number, n_before)
 
         return min((place for place in places if place.rate.is_known), key=more_s).number
+
+    def _seconds(self, number: int, n_pages: int) -> float:
+        """Returns how long a place is estimated to take for some pages. O(1)."""
+        return self.places[number].rate.seconds(n_pages * self._page_tokens)
 
     def _start(self, transfer: _Transfer, parts: Sequence[tuple[StorePlace, int, Sequence[int]]]) -> int:
         """Takes note of the parts of a transfer, which have begun; returns its ticket."""
@@ -355,7 +361,7 @@ class JoinedStore:
             others = tuple(
                 place.number
                 for place in self.places
-                if (place.number, page) not in load.asked and place.store.run((load.keys[page],))
+                if (place.number, page) not in load.asked and place.store.has(load.keys[page])
             )
             if not others:
                 break
@@ -376,10 +382,3 @@ class JoinedStore:
                     self._start(transfer, [(place, ticket, ())])
                     return True
         return False
-
-
-def _known(store: PageStore, keys: Sequence[bytes]) -> Iterator[bool]:
-    """Yields whether a store is known to have each page."""
-    n_leading = store.run(keys)
-    yield from itertools.repeat(True, n_leading)
-    yield from (store.run((key,)) == 1 for key in keys[n_leading:])

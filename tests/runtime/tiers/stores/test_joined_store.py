@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -53,6 +53,8 @@ class Place:
         """Pages that a lookup finds."""
         self.spared: Sequence[bytes] = ()
         self.closed: float | None = None
+        self.n_asked_for = 0
+        """Keys in all questions, also behind the first that is missing."""
         self._finished: list[FinishedTransfer] = []
         self._n_tickets = 0
 
@@ -61,7 +63,12 @@ class Place:
         return len(self.pages)
 
     def run(self, keys: Sequence[bytes]) -> int:
+        self.n_asked_for += len(keys)
         return next((n for n, key in enumerate(keys) if key not in self.pages), len(keys))
+
+    def has(self, key: bytes) -> bool:
+        self.n_asked_for += 1
+        return key in self.pages
 
     def look_up(self, keys: Sequence[bytes], first: int = 0, states: StateKeys | None = None) -> int | None:
         if self.health is None:
@@ -338,6 +345,20 @@ def test_a_place_that_is_slow_to_write_does_not_hold_up_the_other() -> None:
     store.store(keys[:1], tokens_of(0), [memoryview(bytearray(content_of(0)))], max_behind=6)
     assert len(network.in_flight) == 2, "it has caught up"
     assert store.are_uneven(keys)
+
+
+@pytest.mark.parametrize("question", [JoinedStore.run, JoinedStore.seconds, JoinedStore.sources])
+@pytest.mark.parametrize("has_all", [False, True])
+def test_questions_are_linear_in_the_changes_of_place(question: Callable[..., object], has_all: bool) -> None:
+    n_pages = 6250
+    first, second = Place(), Place()
+    put(first, range(0, n_pages, 1 if has_all else 2))
+    put(second, range(1, n_pages, 2))
+    store = joined(first, second)
+    for place in store.places:
+        place.rate.add(PAGE_TOKENS, 0.001)
+    question(store, [key_of(page) for page in range(n_pages)])
+    assert first.n_asked_for + second.n_asked_for <= 8 * n_pages
 
 
 def test_a_rate_has_a_fixed_time_and_one_per_token() -> None:
