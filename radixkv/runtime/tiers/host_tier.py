@@ -234,13 +234,15 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             return fetch
         if looks_up and (lookup := self._look_up(namespace, tokens, cached, is_ahead=is_ahead)) is not None:
             return lookup
-        cached = self.match_disk(namespace, tokens, cached)
+        with_all, cached = self.match_all(namespace, tokens, cached)
         if not cached.n_beyond_host:
             return None
         if not self.should_load(cached):
             self._n_fetches_declined += not is_ahead
             return None
-        fetch = self.disk.begin_fetch(namespace, tokens, cached.n_disk, cached.n_device, is_ahead=is_ahead)
+        fetch = self.disk.begin_fetch(
+            namespace, tokens, cached.n_disk, cached.n_device, with_all.n_disk, is_ahead=is_ahead
+        )
         if fetch is not None:
             self._n_fetches_declined = 0
         return fetch

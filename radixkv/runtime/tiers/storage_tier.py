@@ -226,7 +226,14 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         return lookup
 
     def begin_fetch(
-        self, namespace: Namespace, tokens: bytes, n_tokens: int, n_device: int, *, is_ahead: bool = False
+        self,
+        namespace: Namespace,
+        tokens: bytes,
+        n_tokens: int,
+        n_device: int,
+        n_found: int = 0,
+        *,
+        is_ahead: bool = False,
     ) -> Fetch | None:
         """Starts to read the pages of a prompt's first ``n_tokens`` that the host tier does not have. O(tokens).
 
@@ -236,8 +243,9 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         Args:
             namespace: the prompt's.
             tokens: the prompt.
-            n_tokens: length of its prefix in host tier and store together.
+            n_tokens: length of its prefix in host tier and store together, up to where the fetch ends.
             n_device: length of its prefix on the device.
+            n_found: length of all of that prefix, where computing its end is faster.
             is_ahead: whether it is not the prompt's turn yet. Then it takes slots that nobody needs, and only so
                 many leading pages are read as have ``_MAX_AHEAD_BYTES``, where pages are of use without a state.
 
@@ -245,6 +253,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             None if there is no slot for a page that the device lacks; the cached prefix counts as used.
         """
         page_size = self.host.page_size
+        declined = self._chain.keys(namespace, tokens[: n_found * TOKEN_BYTES])[n_tokens // page_size :]
         tokens = tokens[: n_tokens * TOKEN_BYTES]
         # The load that follows counts the hit.
         blocks = self.host.open(namespace, tokens, is_use=not is_ahead, is_hit=False, needs_state=False)
@@ -276,7 +285,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         n_more = 0 if states is None else len(parts) * states.pages_per_part
         pages = blocks.pages[first:last]
         fetch = Fetch(namespace, bytearray(tokens), blocks, place, first * page_size, pages, state, n_more)
-        self._loads[self.store.load(*self._pages(fetch, parts))] = fetch
+        self._loads[self.store.load(*self._pages(fetch, parts), declined)] = fetch
         return fetch
 
     def advance(self) -> bool:

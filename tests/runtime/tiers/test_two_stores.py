@@ -153,6 +153,26 @@ def test_a_prompt_is_fetched_up_to_where_computing_is_faster(
     assert sources(ask(engine)) == expected
 
 
+def test_a_store_whose_part_was_long_cut_off_is_asked_again() -> None:
+    """Computing takes 100 ms a token; the shared store takes 20 ms, and was measured at 5 s."""
+    engine = started_again()
+    tier = engine.host_tier
+    tier.load_policy = "auto"
+    tier.cost.add_step(1000, 1000, 100.0)
+    tier.cost.add_load(1000, 0.001)
+    for place, s_per_token in enumerate((0.01, 5.0)):
+        tier.cost.fetch_rate(place).forget()
+        tier.cost.fetch_rate(place).add(1000, 1000 * s_per_token)
+    pages = [dict(store.pages) for store in engine.stores]
+    asked = []
+    for _ in range(40):
+        for store, has, kept in zip(engine.stores, pages, (range(4), range(4, 10)), strict=True):
+            store.pages = {key: page for n, (key, page) in enumerate(has.items()) if n in kept}
+        asked.append(sources(ask(engine)))
+        forget(engine)
+    assert asked == [(16, 0)] * 31 + [(39, 23)] * 9, "the 32nd looks again behind what the disk has given"
+
+
 def test_an_explanation_says_from_where_a_request_would_fetch() -> None:
     engine = started_again()
     keep(engine.stores[0], 0, 4)

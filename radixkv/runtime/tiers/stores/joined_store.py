@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import NamedTuple
@@ -13,8 +13,7 @@ from radixkv.runtime.tiers.stores.page_keys import StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore, Removal, StoreHealth
 
 MAX_PASSED_OVER = 32
-"""After so many loads of pages that a place had and another one gave, that place gives them, to measure its rate
-anew."""
+"""After so many loads that a place with pages of the prompt gave none of, its measured rate is out of date."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,9 +30,14 @@ class StorePlace:
     n_pages_writing: int = 0
     """Pages of the stores in flight."""
     n_passed_over: int = 0
-    """Loads since its last one of pages that it had and another place gave."""
+    """Loads since its last one for whose prompts it had pages. Another place gave these, or they were computed."""
     in_flight: dict[int, _Part] = field(default_factory=dict)
     """By ticket of the store."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether its rate is out of date. Then its pages count as free until the next load measures it anew."""
+        return self.n_passed_over >= MAX_PASSED_OVER
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +79,8 @@ class _Part(NamedTuple):
     transfer: _Transfer
     pages: Sequence[int]
     """Indices of the pages, for a load or a store; none for a lookup."""
+    is_anew: bool = False
+    """Whether its time replaces all that was measured before."""
 
 
 class JoinedStore:
@@ -83,6 +89,9 @@ class JoinedStore:
     A load takes each run of pages that the same places have from the one that is estimated to give it soonest, and
     from the first of them before anything was measured. The places read beside each other. What one of them does
     not give is asked of the others that have it, once each, and looked up where servers share a store.
+
+    A place that gave nothing for long, because it is measured to be slow, counts as free once: so it is measured
+    anew, and what it was before is forgotten.
 
     Args:
         stores: the stores, with pages of the same size, the one that is likely to be fastest first.
@@ -166,12 +175,30 @@ class JoinedStore:
                 return self._start(_Transfer(next(self._tickets)), [(place, ticket, ())])
         return None
 
-    def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
-        """See ``PageStore``."""
+    def load(
+        self,
+        keys: Sequence[bytes],
+        tokens: bytes,
+        buffers: Sequence[memoryview],
+        declined: Sequence[bytes] = (),
+    ) -> int:
+        """See ``PageStore``.
+
+        Args:
+            keys: see there.
+            tokens: see there.
+            buffers: see there.
+            declined: keys of pages that are computed because reading them, too, would take longer.
+        """
         load = _Load(keys, tokens, buffers, [None] * len(keys))
         transfer = _Transfer(next(self._tickets), load=load)
         holders = self._holders(keys)
-        self._ask(transfer, range(len(keys)), self._choose(holders, is_load=True))
+        chosen = self._choose(holders)
+        due = {number for number in set(chosen) if self.places[number].is_due}
+        for number in set(chosen).union(*holders, *self._holders(declined)):
+            place = self.places[number]
+            place.n_passed_over = 0 if number in chosen else place.n_passed_over + 1
+        self._ask(transfer, range(len(keys)), chosen, due)
         return transfer.ticket
 
     def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview], *, max_behind: int) -> int:
@@ -238,18 +265,14 @@ class JoinedStore:
         holders = {has: tuple(itertools.compress(numbers, has)) for has in each}
         return [holders[has] for has in zip(*(map(place.store.has, keys) for place in self.places), strict=True)]
 
-    def _choose(
-        self, holders: Sequence[tuple[int, ...]], default: int | None = None, *, is_load: bool = False
-    ) -> list[int]:
+    def _choose(self, holders: Sequence[tuple[int, ...]], default: int | None = None) -> list[int]:
         """Returns the number of the place that gives each page. O(pages).
 
         Args:
             holders: places that may give each page.
             default: the place of pages without any; None: the place of the page before.
-            is_load: whether that is counted, and places that were long passed over come first.
         """
         n_of, chosen = [0] * len(self.places), list[int]()
-        passed_over: set[int] = set()
         for numbers, run in itertools.groupby(holders):
             n_pages = sum(1 for _ in run)
             number = default
@@ -258,30 +281,24 @@ class JoinedStore:
             if len(numbers) == 1:
                 number = numbers[0]
             elif numbers:
-                number = self._cheapest(numbers, n_of, n_pages, is_load=is_load)
+                number = self._cheapest(numbers, n_of, n_pages)
             n_of[number] += n_pages
             chosen += [number] * n_pages
-            passed_over.update(numbers)
-        if is_load:
-            for number in passed_over:
-                place = self.places[number]
-                place.n_passed_over = 0 if n_of[number] else place.n_passed_over + 1
         return chosen
 
-    def _cheapest(self, numbers: Sequence[int], n_of: Sequence[int], n_pages: int, *, is_load: bool) -> int:
+    def _cheapest(self, numbers: Sequence[int], n_of: Sequence[int], n_pages: int) -> int:
         """Returns the number of the place that gives some more pages soonest.
 
-        The first one, unless another one is measured to be faster.
+        The first one, unless another one is measured to be faster; before all, one that is due.
 
         Args:
             numbers: of the places that have the pages.
             n_of: pages that each place gives before.
             n_pages: how many pages there are.
-            is_load: whether a place comes first that was long passed over.
         """
         places = [self.places[number] for number in numbers]
-        if is_load and (waiting := [place for place in places if place.n_passed_over >= MAX_PASSED_OVER]):
-            return waiting[0].number
+        if due := [place for place in places if place.is_due]:
+            return due[0].number
         if not places[0].rate.is_known:
             return places[0].number
 
@@ -293,17 +310,32 @@ class JoinedStore:
 
     def _seconds(self, number: int, n_pages: int) -> float:
         """Returns how long a place is estimated to take for some pages. O(1)."""
-        return self.places[number].rate.seconds(n_pages * self._page_tokens)
+        place = self.places[number]
+        return 0.0 if place.is_due else place.rate.seconds(n_pages * self._page_tokens)
 
-    def _start(self, transfer: _Transfer, parts: Sequence[tuple[StorePlace, int, Sequence[int]]]) -> int:
+    def _start(
+        self,
+        transfer: _Transfer,
+        parts: Sequence[tuple[StorePlace, int, Sequence[int]]],
+        due: Collection[int] = (),
+    ) -> int:
         """Takes note of the parts of a transfer, which have begun; returns its ticket."""
         transfer.n_parts = len(parts)
         for place, ticket, pages in parts:
-            place.in_flight[ticket] = _Part(transfer, pages)
+            place.in_flight[ticket] = _Part(transfer, pages, place.number in due)
         return transfer.ticket
 
-    def _ask(self, transfer: _Transfer, pages: Sequence[int], chosen: Sequence[int]) -> None:
-        """Begins a round of a load, with a part for each place that gives pages."""
+    def _ask(
+        self, transfer: _Transfer, pages: Sequence[int], chosen: Sequence[int], due: Collection[int] = ()
+    ) -> None:
+        """Begins a round of a load, with a part for each place that gives pages.
+
+        Args:
+            transfer: the load's.
+            pages: indices of the pages.
+            chosen: the number of the place that gives each.
+            due: numbers of the places that are measured anew.
+        """
         load = transfer.load
         assert load is not None
         size = len(load.tokens) // max(1, len(load.keys))
@@ -317,7 +349,7 @@ class JoinedStore:
                 [load.keys[page] for page in own], tokens, [load.buffers[page] for page in own]
             )
             parts.append((place, ticket, own))
-        self._start(transfer, parts)
+        self._start(transfer, parts, due)
 
     def _end_part(self, place: StorePlace, part: _Part, finished: FinishedTransfer) -> FinishedTransfer | None:
         """Takes note of the end of a part; returns the outcome if it was the last one."""
@@ -328,6 +360,8 @@ class JoinedStore:
             place.n_pages_read += finished.n_pages
             place.read_seconds += finished.seconds
             if finished.n_pages:
+                if part.is_anew:
+                    place.rate.forget()
                 place.rate.add(finished.n_pages * self._page_tokens, finished.seconds)
             for page in part.pages[: finished.n_pages]:
                 load.sources[page] = place.number

@@ -161,11 +161,16 @@ def wait(
 
 
 def load(
-    store: JoinedStore, places: Sequence[Place], pages: Sequence[int], random: Random | None = None
+    store: JoinedStore,
+    places: Sequence[Place],
+    pages: Sequence[int],
+    random: Random | None = None,
+    declined: Sequence[int] = (),
 ) -> tuple[int, ...]:
     """Loads pages, and compares them; returns the numbers of the places of those that were read."""
     buffers = [memoryview(bytearray(POISON)) for _ in pages]
-    ticket = store.load([key_of(page) for page in pages], b"".join(map(tokens_of, pages)), buffers)
+    keys, others = ([key_of(page) for page in some] for some in (pages, declined))
+    ticket = store.load(keys, b"".join(map(tokens_of, pages)), buffers, others)
     finished = wait(store, places, ticket, random)
     for page, buffer in list(zip(pages, buffers, strict=True))[: finished.n_pages]:
         assert bytes(buffer) == content_of(page)
@@ -277,6 +282,23 @@ def test_a_place_that_was_long_passed_over_is_measured_again() -> None:
     sources = [load(store, places, range(10))[0] for _ in range(10)]
     assert sources[-1] == 0, "it has become slow"
     assert len(disk.asked) > 10 * MAX_PASSED_OVER
+
+
+def test_a_place_whose_pages_were_long_computed_instead_is_measured_again() -> None:
+    disk, network = places = Place(0.0, 0.001), Place(0.02, 0.001, is_shared=True)
+    store = joined(*places)
+    put(disk, range(10))
+    put(network, range(10, 20))
+    network.page_s = 10.0
+    load(store, places, range(20))
+    network.page_s = 0.001
+    keys = [key_of(page) for page in range(20)]
+    for _ in range(MAX_PASSED_OVER):
+        assert store.seconds(keys)[-1][1] > 50
+        load(store, places, range(10), declined=range(10, 20))
+    assert store.seconds(keys) == [(10, pytest.approx(0.01)), (20, pytest.approx(0.01))], "it counts as free"
+    load(store, places, range(20))
+    assert store.seconds(keys)[-1][1] == pytest.approx(0.03), "what was measured before is forgotten"
 
 
 def test_what_a_place_cannot_give_comes_from_the_other() -> None:
