@@ -36,6 +36,8 @@ class StoredPages:
     """Keys of all whole pages of the sequence."""
     can_commit: bool = True
     """Whether they were not removed from the store."""
+    has_left_out: bool = False
+    """Whether a store was left out that lacks some of them, because it is behind with its writes."""
 
 
 class Fetchable(NamedTuple):
@@ -302,6 +304,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         if self._offers:
             self._spare()
             self._start_stores()
+        self._start_postponed()
         return has_looked_up or has_fetched
 
     def invalidate(self, namespace: Namespace, tokens: bytes) -> int:
@@ -334,6 +337,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     def flush(self) -> None:
         """Removes all pages from the store, also those of other models, unless servers share it. O(its pages)."""
         self._offers.clear()
+        self._postponed.clear()
         self.store.clear()
 
     def stats(self) -> tuple[DiskStats | None, DiskStats | None]:
@@ -386,11 +390,36 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         store.states = [StateCopy(held, None)]
         store.n_more = len(held.parts) * self.upper_states.pages_per_part
 
-    def _begin_store(self, store: Store[StoredPages]) -> int:
+    def _begin_store(self, store: Store[StoredPages]) -> int | None:
+        """See ``TierLink``. A store that is behind is left out, and gets the pages later."""
         parts = store.states[0].source.parts if store.states else {}
-        return self.store.store(*self._pages(store, parts), max_behind=self._max_in_store // 2)
+        started = self.store.store(*self._pages(store, parts), max_behind=self._max_behind)
+        if started is None:
+            return None
+        store.place.has_left_out = not started.are_all_in_time
+        return started.ticket
+
+    @property
+    def _max_behind(self) -> int:
+        """A store that is writing more pages is behind: the others would have to wait for it."""
+        return self._max_in_store // 2
+
+    def _resume_postponed(self) -> None:
+        """See ``TierLink``. Only ``_start_postponed`` knows when a store is not behind any more."""
+
+    def _start_postponed(self) -> None:
+        """Offers again, oldest first, what a store was left out of, as long as none is behind.
+
+        O(tokens of a bounded number of offers). Pages that the host tier has lost since are left out for good.
+        """
+        for _ in range(min(MAX_OFFERS_PER_TURN, len(self._postponed))):
+            if self._n_pages_in_store >= self._max_in_store or self.store.is_behind(self._max_behind):
+                break
+            self._start_store(self._postponed.popleft())
 
     def _take_store(self, store: Store[StoredPages], finished: FinishedTransfer) -> bool:
+        if store.place.has_left_out and store.blocks.can_commit:
+            self._postponed.append(store.offer._replace(on_stored=None))
         self.changes.add_stored(store.offer.namespace, store.offer.tokens)
         return finished.n_pages == store.n_pages
 

@@ -83,6 +83,30 @@ def test_a_store_that_has_lost_all_gets_it_again_from_disk() -> None:
     assert len(engine.stores[1].pages) == 10
 
 
+@pytest.mark.parametrize("kind", [{}, {"n_states": 30}])
+def test_a_store_that_was_behind_with_its_writes_gets_what_it_missed(kind: dict[str, int]) -> None:
+    engine = Engine(n_pages=64, page_size=4, n_slots=64, has_disk=True, n_more_stores=1, **kind)
+    disk, network = engine.stores
+    engine.finishes_copies = False
+    n_behind = 0
+    for first in range(12):
+        engine.add([first, *prompt(11)], max_tokens=1)
+        while engine.scheduler.running or engine.scheduler.waiting:
+            engine.turn()
+        for _ in range(4):
+            engine.copier.finish_all()
+            disk.finish_all()
+            engine.scheduler.schedule()
+        n_behind = max(n_behind, len(disk.pages) - len(network.pages))
+    assert len(disk.pages) > 20
+    assert n_behind > 16, "the network is not behind"
+    assert len(network.in_flight) <= 6, "it got no more than it can take"
+    written = dict(disk.pages)
+    engine.store_all()
+    assert network.pages.keys() == written.keys()
+    assert not engine.host_tier.disk.n_offers
+
+
 def test_the_rest_of_a_prompt_is_looked_up_behind_what_is_on_disk() -> None:
     engine = started_again()
     keep(engine.stores[0], 0, 4)

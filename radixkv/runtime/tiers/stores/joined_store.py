@@ -83,6 +83,14 @@ class _Part(NamedTuple):
     """Whether its time replaces all that was measured before."""
 
 
+class StartedStore(NamedTuple):
+    """A store that has begun."""
+
+    ticket: int
+    are_all_in_time: bool
+    """Whether all places get what they lack, and none is left out because it is behind with its writes."""
+
+
 class JoinedStore:
     """What a ``PageStore`` does, with the pages of several.
 
@@ -201,21 +209,40 @@ class JoinedStore:
         self._ask(transfer, range(len(keys)), chosen, due)
         return transfer.ticket
 
-    def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview], *, max_behind: int) -> int:
-        """See ``PageStore``. Each store gets the pages that it lacks; they count once one has them.
+    def store(
+        self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview], *, max_behind: int
+    ) -> StartedStore | None:
+        """Starts to write to each store the pages that it lacks; they count once one has them. O(pages).
 
         Args:
             keys: see ``PageStore.load``.
             tokens: see there.
             buffers: see there.
-            max_behind: a place that is still writing more pages gets none of these, unless all are: others would
-                have to wait for it.
+            max_behind: a place that is still writing more pages gets none of these, unless all are that lack some:
+                others would have to wait for it.
+
+        Returns:
+            None if nothing was started: another place has all pages, and those that lack some are behind.
         """
-        in_time = [place for place in self.places if place.n_pages_writing <= max_behind] or self.places
-        for place in in_time:
-            place.n_pages_writing += len(keys)
-        parts = [(place, place.store.store(keys, tokens, buffers), range(len(keys))) for place in in_time]
-        return self._start(_Transfer(next(self._tickets)), parts)
+        n_known = [place.store.run(keys) for place in self.places]
+        lacking = [place for place in self.places if n_known[place.number] < len(keys)] or self.places[:1]
+        in_time = [place for place in lacking if place.n_pages_writing <= max_behind]
+        if not in_time and len(lacking) < len(self.places):
+            return None
+        takers, size = in_time or lacking, len(tokens) // max(1, len(keys))
+        transfer = _Transfer(next(self._tickets), n_pages=max(n_known))
+        parts = []
+        for place in takers:
+            first = n_known[place.number] % max(1, len(keys))
+            pages = range(first, len(keys))
+            place.n_pages_writing += len(pages)
+            ticket = place.store.store(keys[first:], tokens[first * size :], buffers[first:])
+            parts.append((place, ticket, pages))
+        return StartedStore(self._start(transfer, parts), are_all_in_time=len(takers) == len(lacking))
+
+    def is_behind(self, max_behind: int) -> bool:
+        """Returns whether a place is still writing more pages than ``max_behind``. O(places)."""
+        return any(place.n_pages_writing > max_behind for place in self.places)
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``. A page that two stores have counts twice."""
@@ -368,8 +395,10 @@ class JoinedStore:
         elif load is None:
             place.write_seconds += finished.seconds if part.pages else 0.0
             place.n_pages_writing -= len(part.pages)
-            n_before = transfer.n_pages
-            transfer.n_pages = max(finished.n_pages, n_before + finished.n_pages * transfer.is_sum)
+            if transfer.is_sum:
+                transfer.n_pages += finished.n_pages
+            else:
+                transfer.n_pages = max(transfer.n_pages, next(iter(part.pages), 0) + finished.n_pages)
         if transfer.n_parts:
             return None
         transfer.seconds += transfer.round_seconds

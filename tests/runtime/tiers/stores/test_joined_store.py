@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from radixkv.runtime.tiers.fetch_rate import FetchRate
-from radixkv.runtime.tiers.stores.joined_store import MAX_PASSED_OVER, JoinedStore
+from radixkv.runtime.tiers.stores.joined_store import MAX_PASSED_OVER, JoinedStore, StartedStore
 from radixkv.runtime.tiers.stores.page_keys import StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
 
@@ -196,9 +196,9 @@ def test_random_places(n_places: int, seed: int) -> None:
         keys = [key_of(page) for page in pages]
         match random.choice(("store", "load", "load", "load", "evict", "damage")):
             case "store":
-                buffers = [memoryview(bytearray(content_of(page))) for page in pages]
-                ticket = store.store(keys, b"".join(map(tokens_of, pages)), buffers, max_behind=99)
-                assert wait(store, places, ticket, random).n_pages == len(pages)
+                started = write(store, pages)
+                assert started is not None
+                assert wait(store, places, started.ticket, random).n_pages == len(pages)
                 assert store.run_of_all(keys) == len(pages)
             case "evict":
                 place = random.choice(places)
@@ -332,13 +332,13 @@ def test_what_the_first_place_has_lost_is_looked_up_in_the_other() -> None:
 def test_a_write_goes_to_all_places_and_counts_once_one_has_it() -> None:
     disk, network = places = Place(), Place(is_shared=True)
     store = joined(*places)
-    buffers = [memoryview(bytearray(content_of(page))) for page in range(3)]
     keys = [key_of(page) for page in range(3)]
-    ticket = store.store(keys, b"".join(map(tokens_of, range(3))), buffers, max_behind=99)
+    started = write(store, range(3))
+    assert started is not None
     disk.finish()
     assert store.take_finished() == [], "the other one still reads the buffers"
     network.finish()
-    assert store.take_finished() == [FinishedTransfer(ticket, 3, 0.0)]
+    assert store.take_finished() == [FinishedTransfer(started.ticket, 3, 0.0)]
     assert (disk.run(keys), network.run(keys), store.are_uneven(keys)) == (3, 3, False)
     del network.pages[keys[1]]
     assert (store.run(keys), store.run_of_all(keys), store.are_uneven(keys)) == (3, 1, True)
@@ -351,22 +351,52 @@ def test_a_write_goes_to_all_places_and_counts_once_one_has_it() -> None:
     assert network.closed is not None
 
 
+def write(store: JoinedStore, pages: Sequence[int], max_behind: int = 99) -> StartedStore | None:
+    buffers = [memoryview(bytearray(content_of(page))) for page in pages]
+    return store.store(
+        [key_of(page) for page in pages], b"".join(map(tokens_of, pages)), buffers, max_behind=max_behind
+    )
+
+
 def test_a_place_that_is_slow_to_write_does_not_hold_up_the_other() -> None:
     disk, network = places = Place(), Place(is_shared=True)
     store = joined(*places)
+    are_all_in_time = []
     for first in range(0, 20, 4):
-        pages = range(first, first + 4)
-        buffers = [memoryview(bytearray(content_of(page))) for page in pages]
-        store.store([key_of(page) for page in pages], b"".join(map(tokens_of, pages)), buffers, max_behind=6)
+        started = write(store, range(first, first + 4), max_behind=6)
+        assert started is not None
+        are_all_in_time.append(started.are_all_in_time)
         disk.finish()
         store.take_finished()
     assert (len(disk.pages), len(network.in_flight)) == (20, 2), "8 pages are more than 6"
+    assert are_all_in_time == [True, True, False, False, False]
+    assert store.is_behind(6)
+    assert write(store, range(8, 12), max_behind=6) is None, "only the network lacks them"
     network.finish()
     assert [one.n_pages for one in store.take_finished()] == [4]
-    keys = [key_of(page) for page in range(20)]
-    store.store(keys[:1], tokens_of(0), [memoryview(bytearray(content_of(0)))], max_behind=6)
-    assert len(network.in_flight) == 2, "it has caught up"
-    assert store.are_uneven(keys)
+    assert not store.is_behind(6)
+    assert write(store, range(8, 12), max_behind=6) is not None, "it has caught up"
+    assert (len(disk.in_flight), len(network.in_flight)) == (0, 2)
+    assert store.are_uneven([key_of(page) for page in range(20)])
+
+
+def test_each_place_gets_what_it_lacks() -> None:
+    disk, network = places = Place(), Place(is_shared=True)
+    store = joined(*places)
+    put(disk, range(3))
+    put(network, range(1))
+    started = write(store, range(5))
+    assert started is not None
+    assert [[int.from_bytes(key[:32], "big") for key in place.in_flight[0][1]] for place in places] == [
+        [3, 4],
+        [1, 2, 3, 4],
+    ]
+    assert wait(store, places, started.ticket).n_pages == 5
+    assert [place.n_pages for place in places] == [5, 5]
+    assert [place.n_pages_writing for place in store.places] == [0, 0]
+    started = write(store, range(5))
+    assert started is not None
+    assert wait(store, places, started.ticket).n_pages == 5
 
 
 @pytest.mark.parametrize("question", [JoinedStore.run, JoinedStore.seconds, JoinedStore.sources])
