@@ -7,8 +7,9 @@ import pytest
 from radixkv.runtime.request import Request
 from radixkv.runtime.tiers.host_tier import HostTier
 from radixkv.tree.node import Namespace
-from support.engine import Engine, prompt, token_bytes
+from support.engine import MESSAGE_ENDS, Engine, prompt, token_bytes
 from support.evicting import evict_all
+from support.fake_copier import STATE_PARTS
 from support.fake_store import FakeStore
 
 N_TOKENS = 40
@@ -278,3 +279,21 @@ def test_a_state_that_one_store_has_lost_is_written_again(lost: int) -> None:
     ask(engine)
     engine.store_all()
     assert store.pages.keys() & states, "the state that was fetched"
+
+
+def test_an_end_of_a_fetch_has_the_price_of_the_shortest_load_with_its_state() -> None:
+    """States are after 4 pages and after 9. The disk has all pages but the seventh, which is slow to come."""
+    chat = [0 if token in MESSAGE_ENDS else token for token in prompt(N_TOKENS)]
+    engine = Engine(n_pages=32, page_size=4, n_slots=60, has_disk=True, n_more_stores=1, n_states=8)
+    for n_tokens in (18, 38):
+        engine.serve(chat[:n_tokens], max_tokens=1)
+    engine.store_all()
+    forget(engine)
+    keys = engine.store_keys(chat)
+    del engine.stores[0].pages[keys[6]]
+    for key in {*keys[:9]} - {keys[6]}:
+        del engine.stores[1].pages[key]
+    tier = engine.host_tier
+    measure(tier, 0.01, 1.0)
+    found = tier.disk.fetchable(Namespace(), token_bytes(chat), 0, 0)
+    assert found == [(16, pytest.approx((6 + STATE_PARTS) * 4 * 0.01)), (36, pytest.approx(4.0))]
