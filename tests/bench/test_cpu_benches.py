@@ -269,3 +269,15 @@ def test_servers_that_share_memory_find_what_the_others_have(tmp_path: Path) -> 
     agents, hits = run("shared_servers.py", tmp_path, "--stores", "shm", *small)
     assert agents["failed"] == 0 < agents["store_hits_pct"]
     assert hits["store_hits_pct"] > 99
+
+
+@pytest.mark.nightly
+def test_prompts_are_fetched_from_disk_and_network(tmp_path: Path) -> None:
+    small = ("--documents", "6", "--warm-up", "6", "--max-pages", "8", "--page-kib", "4", "--token-us", "2000")
+    lines = run("two_places.py", tmp_path, *small, "--link", "0.2:1000")
+    assert [line["case"] for line in lines] == ["computing", "disk", "network", "both", "everything"]
+    computing, disk, network, both, everything = lines
+    assert computing["hit_tokens"] == network["disk_tokens"] == disk["network_tokens"] == 0
+    assert max(disk["hit_tokens"], network["hit_tokens"]) < both["hit_tokens"] <= everything["hit_tokens"]
+    assert both["disk_tokens"] > 0 < both["network_tokens"]
+    assert both["ttft_mean_ms"] < computing["ttft_mean_ms"]
