@@ -38,6 +38,7 @@ from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.runtime.tiers import load_ahead
 from radixkv.runtime.tiers.host_tier import HostTier
+from radixkv.runtime.tiers.load_choice import LoadChoice
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.storage_tier import StorageTier
 from radixkv.runtime.tiers.stores.page_keys import KEY_BYTES
@@ -66,7 +67,7 @@ class Engine:
         if arguments.disk_pages:
             store = TimedStore(self.clock, arguments.disk_pages, page_bytes, disk_page_s)
             disk = StorageTier(host, [store], bytes(KEY_BYTES), copier.buffer, cost)
-        self.host_tier = HostTier(self.cache, host, copier, disk, cost=cost)
+        self.host_tier = HostTier(self.cache, host, copier, disk, LoadChoice(cost=cost))
         limits = SchedulerLimits(
             max_num_seqs=arguments.rows, max_num_batched_tokens=arguments.step_tokens, max_queued_requests=1 << 20
         )

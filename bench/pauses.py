@@ -48,6 +48,7 @@ from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.states.recurrent_states import RecurrentStates
 from radixkv.runtime.step.result import StepResult
 from radixkv.runtime.tiers.host_tier import HostTier
+from radixkv.runtime.tiers.load_choice import LoadChoice
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.tree.node import Namespace
 from radixkv.wire.cache_messages import BeginPause
@@ -175,7 +176,7 @@ class Run:
             cost.add_step(n_measured, n_measured, n_measured * self.times.prompt_token_s)
             copier = TimedCopier(self.clock, 2 << 20, PAGE_SIZE * load_s)
             host = PageCache(4 * self.cache.n_pages, PAGE_SIZE, n_states=4 * arguments.states or None)
-            host_tier = HostTier(self.cache, host, copier, cost=cost)
+            host_tier = HostTier(self.cache, host, copier, choice=LoadChoice(cost=cost))
             self.caches.append(host)
         limits = SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=8192, max_queued_requests=1 << 20)
         states = None

@@ -278,3 +278,15 @@ def test_pages_are_copied_from_shared_memory_in_place(tmp_path: Path) -> None:
     one, five = run("copies_in_place.py", tmp_path, *flags)
     assert (one["pages"], five["pages"], five["page_bytes"]) == (1, 5, 80 << 10)
     assert min(five[f"{way}_us"] for way in ("host", "in_place", "through")) > 0
+
+
+@pytest.mark.nightly
+def test_prompts_are_fetched_from_disk_and_network(tmp_path: Path) -> None:
+    small = ("--documents", "6", "--warm-up", "6", "--max-pages", "8", "--page-kib", "4", "--token-us", "2000")
+    lines = run("two_places.py", tmp_path, *small, "--link", "0.2:1000")
+    assert [line["case"] for line in lines] == ["computing", "disk", "network", "both", "everything"]
+    computing, disk, network, both, everything = lines
+    assert computing["hit_tokens"] == network["disk_tokens"] == disk["network_tokens"] == 0
+    assert max(disk["hit_tokens"], network["hit_tokens"]) < both["hit_tokens"] <= everything["hit_tokens"]
+    assert both["disk_tokens"] > 0 < both["network_tokens"]
+    assert both["ttft_mean_ms"] < computing["ttft_mean_ms"]

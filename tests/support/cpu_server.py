@@ -23,6 +23,7 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.runtime.tiers.host_tier import HostTier
+from radixkv.runtime.tiers.load_choice import LoadChoice
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.storage_tier import StorageTier
 from radixkv.runtime.tiers.stores.file_store import FileStore
@@ -132,7 +133,7 @@ class CpuServer:
                     max_bytes=1 << 30,
                 )
                 self.disk = StorageTier(host, [store], self._root_key(checkpoint), copier.buffer, cost)
-            self.host_tier = HostTier(self.cache, host, copier, disk=self.disk, load_policy=load_policy, cost=cost)
+            self.host_tier = HostTier(self.cache, host, copier, self.disk, LoadChoice(load_policy, cost))
         self.scheduler = make_scheduler(
             self.cache,
             host_tier=self.host_tier,

@@ -31,6 +31,7 @@ from radixkv.runtime.step.plan import RowSampling, StepPlan
 from radixkv.runtime.step.window_pool import max_window_pages
 from radixkv.runtime.structured.masks import fill_masks
 from radixkv.runtime.tiers.host_tier import HostTier
+from radixkv.runtime.tiers.load_choice import LoadChoice
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.storage_tier import StorageTier
 from radixkv.runtime.tiers.stores.page_keys import chain as chain_keys
@@ -246,9 +247,8 @@ class Engine:
             self.host,
             self.copier,
             disk,
-            load_policy=load_policy,
+            LoadChoice(load_policy, cost),
             write_policy=write_policy,
-            cost=cost,
             n_state_pages=STATE_PARTS if n_states is not None else 0,
             max_row_tokens=settings.get("max_num_batched_tokens", 64),
         )

@@ -14,6 +14,7 @@ from radixkv.lab.simulator.virtual_time import TimedCopier, TimedStore, VirtualT
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.tiers.host_tier import HostTier
+from radixkv.runtime.tiers.load_choice import LoadChoice
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.storage_tier import StorageTier
 from radixkv.runtime.tiers.stores.page_keys import KEY_BYTES
@@ -171,7 +172,7 @@ class ReplayCaches:
                     else TimedStore(time.clock, n_disk_pages, time.page_bytes, fetch_s)
                 )
                 disk = StorageTier(host, [store], bytes(KEY_BYTES), copier.buffer, cost)
-            self.host_tier = HostTier(self.device, host, copier, disk, cost=cost)
+            self.host_tier = HostTier(self.device, host, copier, disk, LoadChoice(cost=cost))
             self.tiers.append(host)
 
     def finish_stores(self) -> None:

@@ -41,6 +41,10 @@ class FetchRate:
             return n_tokens * self._mean_s / self._mean_tokens
         return self._mean_s + slope * (n_tokens - self._mean_tokens)
 
+    def forget(self) -> None:
+        """Forgets what was measured. O(1)."""
+        self._n = 0
+
     def add(self, n_tokens: int, seconds: float) -> None:
         """Takes the measured time of a fetch into account. O(1)."""
         if self._n:

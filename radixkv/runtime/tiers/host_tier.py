@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
@@ -14,19 +13,16 @@ from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.protocols.tiers import StoredPrefix
 from radixkv.runtime.step.page_copier import PageCopier
 from radixkv.runtime.tiers.copied_states import CopiedStates, StatePlace, copied_states
-from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.load_choice import CachedPrefixes, LoadChoice
 from radixkv.runtime.tiers.storage_tier import Fetch, LentPages, Lookup, StorageTier
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 from radixkv.runtime.tiers.tier_link import Load, Offer, StateCopy, Store, TierLink
-from radixkv.settings.config import LoadPolicy, WritePolicy
+from radixkv.settings.config import WritePolicy
 from radixkv.tree.node import TOKEN_BYTES, Namespace, State
 from radixkv.wire.stats import HostStats
 
 MAX_STORED_BYTES = 512 << 20
 """See ``TierLink``. These bytes take a hundredth of a second on a GPU."""
-_MAX_DECLINED = 32
-"""After this many prompts that were computed because that was faster, one is loaded anyway, to measure the rate
-anew. Fetches and lookups have counts of their own with this limit."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,27 +43,6 @@ class HostLoad(Load[BlockTable]):
         return self.place.can_commit and (self.lent is None or self.lent.can_commit)
 
 
-class CachedPrefixes(NamedTuple):
-    """Lengths of a prompt's cached prefixes in each tier, in tokens of whole pages."""
-
-    n_device: int
-    n_host: int
-    n_disk: int = 0
-    """In host tier and disk together, as far as a fetch is of use; 0 if the disk was not looked at."""
-    fetch_s: float = 0.0
-    """Estimated time of the fetch of what the disk has beyond the others."""
-
-    @property
-    def n_beyond_device(self) -> int:
-        """Tokens that the host tier has after those on the device."""
-        return max(0, self.n_host - self.n_device)
-
-    @property
-    def n_beyond_host(self) -> int:
-        """Tokens that the disk has after those on the device and in the host tier."""
-        return max(0, self.n_disk - max(self.n_host, self.n_device))
-
-
 @dataclass(slots=True, eq=False)
 class HostTier(TierLink[BlockTable, HostLoad]):
     """Keeps a copy of computed pages in the host tier, and copies them back to the device when a prompt needs them.
@@ -84,33 +59,23 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         host: the cache of the host slots, without a slot at first; they are added as the copier has them.
         copier: copies the pages.
         disk: keeps what enters the host tier, also over restarts; None without one.
-        load_policy: whether to load (``always``), to compute (``never``), or to do what is faster (``auto``).
+        choice: says what is loaded, and what is computed because that is faster.
         write_policy: whether to store all computed pages (``through``), or those that a second request has used
             (``selective``).
-        cost: estimates whether loading or computing is faster.
     """
 
     device: PageCache
     host: PageCache
     copier: PageCopier
     disk: StorageTier | None = None
-    load_policy: LoadPolicy = "auto"
+    choice: LoadChoice = field(default_factory=LoadChoice)
     write_policy: WritePolicy = "through"
-    cost: LoadCost = field(default_factory=LoadCost)
     n_state_pages: int = 0
     """Pages whose bytes a state of recurrent layers takes."""
     max_row_tokens: int = 0
     """Maximum tokens of a row, for which a request that loads needs window pages."""
     host_states: CopiedStates | None = field(init=False)
     """States of the host tier; None if the model has none."""
-    n_hits_computed: int = 0
-    """Admissions that compute tokens which the host tier has, because loading them would take longer."""
-    _n_declined: int = 0
-    """Prompts computed since the last load because that is faster."""
-    _n_fetches_declined: int = 0
-    """Prompts that were not fetched from disk since the last fetch because computing is faster."""
-    _n_lookups_declined: int = 0
-    """Prompts that were not looked up in a shared store since the last lookup because computing is faster."""
     _pages_in_store: set[int] = field(default_factory=set)
     """The device's pages that are being stored."""
     _is_growing: bool = True
@@ -167,11 +132,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         Changes nothing.
         """
         choices = self._fetchable(namespace, tokens, cached)
-        if self._loads_anyway(self._n_fetches_declined):
-            return choices[0], choices[0]
-        gain_s = self.cost.gain_s
-        best = max(choices, key=lambda one: gain_s(one.n_beyond_device + one.n_beyond_host, one.fetch_s))
-        return choices[0], best
+        return choices[0], self.choice.best(choices)
 
     def n_from_shared(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> int | None:
         """Returns how many tokens of a fetch would come from a shared store beside the disk; None without both.
@@ -205,23 +166,6 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         is_storing = is_storing or self.disk.is_storing(namespace, tokens, min(n_stored))
         return StoredPrefix(n_host, n_first, is_storing, *n_others)
 
-    def should_load(self, cached: CachedPrefixes) -> bool:
-        """Returns whether to load what other tiers have beyond the device, rather than compute it. O(1)."""
-        n_host, n_disk = cached.n_beyond_device, cached.n_beyond_host
-        if not n_host + n_disk or self.load_policy == "never":
-            return False
-        n_declined = self._n_fetches_declined if n_disk else self._n_declined
-        return self._loads_anyway(n_declined) or self.cost.is_load_faster(n_host, n_disk, cached.fetch_s)
-
-    def _loads_anyway(self, n_declined: int) -> bool:
-        """Whether to load even if computing is faster, after ``n_declined`` prompts for which it was."""
-        return self.load_policy == "always" or n_declined >= _MAX_DECLINED
-
-    def count_declined(self) -> None:
-        """Counts a prompt that is computed because that is faster. O(1)."""
-        self.n_hits_computed += 1
-        self._n_declined += 1
-
     def find_fetch(
         self,
         namespace: Namespace,
@@ -247,40 +191,49 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             return None
         if (fetch := self.disk.find_load(namespace, tokens, cached.n_host)) is not None:
             return fetch
-        if looks_up and (lookup := self._look_up(namespace, tokens, cached, is_ahead=is_ahead)) is not None:
+        with_all, best = self.match_all(namespace, tokens, cached)
+        if looks_up and (lookup := self._look_up(namespace, tokens, best, is_ahead=is_ahead)) is not None:
             return lookup
-        cached = self.match_disk(namespace, tokens, cached)
-        if not cached.n_beyond_host:
+        if not best.n_beyond_host:
             return None
-        if not self.should_load(cached):
-            self._n_fetches_declined += not is_ahead
+        if not self.choice.should_load(best):
+            if not is_ahead:
+                self.choice.count_fetch(is_declined=True)
             return None
-        fetch = self.disk.begin_fetch(namespace, tokens, cached.n_disk, cached.n_device, is_ahead=is_ahead)
+        fetch = self.disk.begin_fetch(
+            namespace, tokens, best.n_disk, best.n_device, with_all.n_disk, is_ahead=is_ahead
+        )
         if fetch is not None:
-            self._n_fetches_declined = 0
+            self.choice.count_fetch(is_declined=False)
         return fetch
 
     def _look_up(
-        self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes, *, is_ahead: bool
+        self, namespace: Namespace, tokens: bytes, known: CachedPrefixes, *, is_ahead: bool
     ) -> Lookup | None:
-        """Begins a lookup, unless computing the whole prompt is faster than to look it up, fetch it and load it."""
+        """Begins a lookup, unless it is faster to do without.
+
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            known: the best that can be fetched without.
+            is_ahead: see ``find_fetch``.
+        """
         assert self.disk is not None
-        if self.disk.store.health is None or self.load_policy == "never":
+        if self.disk.store.health is None:
             return None
         page_bytes = self.device.page_size * TOKEN_BYTES
-        best = cached._replace(n_disk=len(tokens) // page_bytes * self.device.page_size)
-        if not best.n_beyond_host:
+        n_all = len(tokens) // page_bytes * self.device.page_size
+        n_memory = max(known.n_host, known.n_device)
+        if n_all <= n_memory:
             return None
-        fetch_s = self.cost.look_up_s + self.disk.fetch_s(namespace, tokens, max(cached.n_host, cached.n_device))
-        if not (
-            self._loads_anyway(self._n_lookups_declined)
-            or self.cost.is_load_faster(best.n_beyond_device, best.n_beyond_host, fetch_s)
-        ):
-            self._n_lookups_declined += not is_ahead
+        hoped = known._replace(n_disk=n_all, fetch_s=self.disk.fetch_s(namespace, tokens, n_memory))
+        if not self.choice.should_look_up(hoped, known):
+            if not is_ahead:
+                self.choice.count_lookup(is_declined=True)
             return None
-        lookup = self.disk.look_up(namespace, tokens, cached.n_host)
+        lookup = self.disk.look_up(namespace, tokens, known.n_host)
         if lookup is not None:
-            self._n_lookups_declined = 0
+            self.choice.count_lookup(is_declined=False)
         return lookup
 
     def lend(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> LentPages | None:
@@ -301,7 +254,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         n_memory = max(cached.n_host, cached.n_device)
         n_tokens = self.disk.n_lendable(namespace, tokens, n_memory)
         # As if the host tier had them: they take the same way from there.
-        if not n_tokens or not self.should_load(CachedPrefixes(cached.n_device, n_tokens)):
+        if not n_tokens or not self.choice.should_load(CachedPrefixes(cached.n_device, n_tokens)):
             return None
         if self.disk.find_load(namespace, tokens, cached.n_host) is not None:
             return None
@@ -367,7 +320,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         if not is_ahead:
             self.host.count_hit(source)
             self.device.count_hit(blocks)
-        self._n_declined = 0
+        self.choice.count_load(is_declined=False)
         page_size, pages = self.device.page_size, blocks.pages[first:last]
         tokens = tokens[: last * page_size * TOKEN_BYTES]
         load = HostLoad(
@@ -467,9 +420,9 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             load_seconds=self.counters.load_seconds,
             store_seconds=self.counters.store_seconds,
             copies_failed_total=self.counters.n_failed,
-            hits_computed_total=self.n_hits_computed,
-            load_seconds_per_token=self.cost.load_s_per_token,
-            compute_seconds_per_token=self.cost.compute_s_per_token,
+            hits_computed_total=self.choice.n_hits_computed,
+            load_seconds_per_token=self.choice.cost.load_s_per_token,
+            compute_seconds_per_token=self.choice.cost.compute_s_per_token,
             n_state_slots=self.copier.n_state_slots,
             n_state_slots_free=0 if self.host.recurrent_states is None else self.host.recurrent_states.n_free,
             pages_loaded_ahead_total=n_ahead,
@@ -575,7 +528,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         self._pages_in_store.difference_update(store.pages)
         is_stored = finished.n_pages > 0 and store.blocks.can_commit
         if finished.n_pages:
-            self.cost.add_store(finished.n_pages * self.device.page_size, finished.seconds)
+            self.choice.cost.add_store(finished.n_pages * self.device.page_size, finished.seconds)
         if is_stored:
             self.host.commit_copied(store.place, store.tokens, len(store.tokens) // TOKEN_BYTES)
             is_stored = store.place.can_commit
@@ -604,7 +557,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
 
     def _take_load(self, load: HostLoad, finished: FinishedTransfer) -> None:
         if finished.n_pages:
-            self.cost.add_load(finished.n_pages * self.device.page_size, finished.seconds)
+            self.choice.cost.add_load(finished.n_pages * self.device.page_size, finished.seconds)
         if load.lent is not None and self.disk is not None:
             n_lent = len(load.lent.slots) if finished.n_pages else 0
             self.disk.take_back(load.lent, n_lent, finished.seconds * n_lent / load.n_pages)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from radixkv.runtime.protocols.returns import NeededPrompt
-from radixkv.runtime.tiers.host_tier import CachedPrefixes, HostLoad, HostTier
+from radixkv.runtime.tiers.host_tier import HostLoad, HostTier
+from radixkv.runtime.tiers.load_choice import CachedPrefixes
 from radixkv.runtime.tiers.storage_tier import Fetch, Lookup
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
@@ -237,7 +238,7 @@ class LoadAhead:
             return False
         host_tier = self._host_tier
         is_loading = host_tier.find_load(prompt.namespace, prompt.key, cached.n_device) is not None
-        return not is_loading and host_tier.should_load(cached)
+        return not is_loading and host_tier.choice.should_load(cached)
 
     def _begin_load(self, prompt: NeededPrompt, cached: CachedPrefixes, n_pages: int, n_unclaimed: int) -> bool:
         """Begins to load the next pages that the host tier has of a prompt; returns whether it did.
@@ -252,7 +253,7 @@ class LoadAhead:
         if host_tier.upper_states is None:
             cached = cached._replace(n_host=cached.n_device + n_pages * self._page_size)
             tokens = tokens[: cached.n_host * TOKEN_BYTES]
-        if not host_tier.should_load(cached):
+        if not host_tier.choice.should_load(cached):
             return False
         n_kept = host_tier.device.n_available_to(prompt.namespace) - n_unclaimed
         load = host_tier.begin_load(prompt.namespace, tokens, n_kept=n_kept, ahead_of=prompt.key)

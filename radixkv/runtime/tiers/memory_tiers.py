@@ -13,8 +13,9 @@ from radixkv.runtime.protocols.returns import NeededPrompt
 from radixkv.runtime.protocols.tiers import AwaitedPages, StoredPrefix, TierChanges, TierHits, Tiers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.tiers.host_tier import CachedPrefixes, HostLoad, HostTier
+from radixkv.runtime.tiers.host_tier import HostLoad, HostTier
 from radixkv.runtime.tiers.load_ahead import LoadAhead
+from radixkv.runtime.tiers.load_choice import CachedPrefixes
 from radixkv.runtime.tiers.storage_tier import Fetch, Lookup
 from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -222,9 +223,9 @@ class MemoryTiers(Tiers):
             if fetch is not None:
                 self._join(request, fetch, cached)
                 return True
-            if not host_tier.should_load(cached):
+            if not host_tier.choice.should_load(cached):
                 if cached.n_beyond_device:
-                    host_tier.count_declined()
+                    host_tier.choice.count_load(is_declined=True)
                 return False
         n_pages = self._cache.pages_for(request.n_known)
         n_kept = self._cache.n_available_to(request.namespace) - n_available
@@ -369,7 +370,7 @@ class MemoryTiers(Tiers):
 
     def step_done(self, plan: StepPlan, device_seconds: float) -> None:
         """Learns from a step how long it takes to compute a token of a prompt. O(rows)."""
-        self._host_tier.cost.add_step(plan.n_prompt_tokens, plan.n_tokens, device_seconds)
+        self._host_tier.choice.cost.add_step(plan.n_prompt_tokens, plan.n_tokens, device_seconds)
 
     def find(self, namespace: Namespace, tokens: bytes) -> TierHits:
         """Returns what the tiers have of a prompt beyond the device. O(edges), with a disk tier O(tokens)."""
@@ -380,11 +381,11 @@ class MemoryTiers(Tiers):
         n_in_host = max(0, min(cached.n_host, n_used) - cached.n_device)
         n_memory = max(cached.n_host, cached.n_device)
         n_on_disk, n_fetched = (max(0, min(one.n_disk, n_used) - n_memory) for one in (with_all, with_disk))
-        is_fetched = n_fetched > 0 and host_tier.should_load(with_disk)
+        is_fetched = n_fetched > 0 and host_tier.choice.should_load(with_disk)
         return TierHits(
             n_in_host,
-            is_loaded=n_in_host > 0 and host_tier.should_load(cached),
-            min_loaded_tokens=host_tier.cost.min_tokens if host_tier.load_policy == "auto" else None,
+            is_loaded=n_in_host > 0 and host_tier.choice.should_load(cached),
+            min_loaded_tokens=host_tier.choice.cost.min_tokens if host_tier.choice.policy == "auto" else None,
             n_on_disk=n_on_disk,
             is_fetched=is_fetched,
             n_fetched=n_fetched if is_fetched else 0,

@@ -19,6 +19,7 @@ from radixkv.runtime.step.page_copier import PageCopier
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.tiers.copied_states import copied_states
 from radixkv.runtime.tiers.host_tier import HostTier
+from radixkv.runtime.tiers.load_choice import LoadChoice
 from radixkv.runtime.tiers.load_cost import MIN_MEASURED_TOKENS, LoadCost
 from radixkv.runtime.tiers.storage_tier import StorageTier
 from radixkv.runtime.tiers.stores.file_store import FileStore
@@ -161,9 +162,8 @@ def open_tiers(
             host,
             copier,
             disk=disk,
-            load_policy=resolved.config.cache.load_policy,
+            choice=LoadChoice(resolved.config.cache.load_policy, cost),
             write_policy=resolved.config.cache.write_policy,
-            cost=cost,
             n_state_pages=n_state_pages,
             max_row_tokens=settings.max_num_batched_tokens,
         )

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.tiers.copied_states import StatePlace, copied_states
+from radixkv.runtime.tiers.copied_states import copied_states
 from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.spared_pages import SparedPages
 from radixkv.runtime.tiers.storage_changes import StorageChanges
+from radixkv.runtime.tiers.stored_states import StoredStates
 from radixkv.runtime.tiers.stores.joined_store import JoinedStore, StorePlace
-from radixkv.runtime.tiers.stores.page_keys import KeyChain, StateKeys, namespace_key
+from radixkv.runtime.tiers.stores.page_keys import KeyChain, namespace_key
 from radixkv.runtime.tiers.stores.page_lender import PageLender
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore
 from radixkv.runtime.tiers.tier_link import MAX_OFFERS_PER_TURN, Load, Offer, StateCopy, Store, TierLink
 from radixkv.tree.node import TOKEN_BYTES, Namespace, State
-from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.stats import DiskStats, SharedStoreStats
 
 _MAX_WRITTEN_BYTES = 256 << 20
@@ -37,6 +37,8 @@ class StoredPages:
     """Keys of all whole pages of the sequence."""
     can_commit: bool = True
     """Whether they were not removed from the store."""
+    has_left_out: bool = False
+    """Whether a store was left out that lacks some of them, because it is behind with its writes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,8 +108,6 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             the model has no recurrent layers.
         lender: the one of the stores whose pages the device copies in place, where no state is needed; None: none.
 
-    A part of a state is kept as some pages that continue its prefix, with tokens that no prompt has: see
-    ``StateKeys``.
     """
 
     host: PageCache
@@ -125,30 +125,31 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     _lookups: dict[int, Lookup] = field(default_factory=dict)
     _lent: list[LentPages] = field(default_factory=list)
     """What the lender has lent."""
-    _spared: dict[WaitingPrompt, tuple[list[bytes], list[int]]] = field(default_factory=dict)
-    """The keys of each waiting prompt, and how many of the first ones each store had when it was last asked."""
     changes: StorageChanges = field(init=False)
     """Records which pages enter and leave the store, once it is told to."""
     _chain: KeyChain = field(init=False)
-    _states: StateKeys | None = field(default=None, init=False)
-    """Keys of the sequences' states; None if the model has none."""
-    _n_state_pages: int = field(default=0, init=False)
-    """Most pages that are read with a state."""
+    _spared: SparedPages = field(init=False)
+    _states: StoredStates | None = field(default=None, init=False)
+    """The sequences' states; None if the model has none."""
 
     def __post_init__(self) -> None:
         rates = [self.cost.fetch_rate(number) for number in range(len(self.stores))]
         self.store = JoinedStore(self.stores, rates, self.host.page_size)
         page_token_bytes = self.host.page_size * TOKEN_BYTES
         self._chain = KeyChain(self.root, page_token_bytes, self.host.tree.marks)
+        self._spared = SparedPages(self.stores, self._chain)
         self.changes = StorageChanges(self.store, self._chain, page_token_bytes)
         self.upper, self._upper_part = self.host, 4
         self._max_pages_in_store = _MAX_WRITTEN_BYTES // self.store.page_bytes
         n_state_pages = 0 if self.state_buffers is None else len(self.state_buffers(0))
         self.upper_states = states = copied_states(self.host, n_state_pages)
-        if states is not None and self.host.tree.states is not None:
-            interval = self.host.tree.states.block_tokens // self.host.page_size
-            self._states = StateKeys(states.pages_per_part, interval, page_token_bytes, states.max_parts)
-            self._n_state_pages = states.max_parts * states.pages_per_part
+        if states is not None:
+            self._states = StoredStates(self.host, states, self.store, self.state_buffers, self.slot_buffer)
+
+    @property
+    def _n_state_pages(self) -> int:
+        """Most pages that are read with a state."""
+        return 0 if self._states is None else self._states.n_pages
 
     @property
     def is_busy(self) -> bool:
@@ -186,14 +187,15 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         first, n_in_memory = n_host // page_size, n_memory // page_size
         keys = self._usable_keys(namespace, tokens)
         last = self._n_known(keys, first)
-        estimates = self.store.seconds(keys[n_in_memory:last], self._n_state_pages)
         found = {last: 0.0} if last > first else {}
-        for n_pages, fetch_s in estimates:
-            end = n_in_memory + n_pages
-            if self._states is not None:
-                end = self._states.deepest(keys, end, first, self._has_part)
+        end = last
+        for n_pages, fetch_s in reversed(self.store.seconds(keys[n_in_memory:last], self._n_state_pages)):
+            if n_in_memory + n_pages < end:
+                end = n_in_memory + n_pages
+                if self._states is not None:
+                    end = self._states.deepest(keys, end, first)
             if end > n_in_memory:
-                found[end] = fetch_s
+                found[end] = fetch_s  # the fetch ends there, so it takes no longer than any other up to this state
         return [Fetchable(end * page_size, found[end]) for end in sorted(found)]
 
     def fetch_s(self, namespace: Namespace, tokens: bytes, n_memory: int) -> float:
@@ -240,14 +242,21 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         for lookup in self._lookups.values():
             if lookup.key == keys[-1]:
                 return lookup
-        ticket = self.store.look_up(keys, first, self._states)
+        ticket = self.store.look_up(keys, first, None if self._states is None else self._states.keys)
         if ticket is None:
             return None
         self._lookups[ticket] = lookup = Lookup(keys[-1])
         return lookup
 
     def begin_fetch(
-        self, namespace: Namespace, tokens: bytes, n_tokens: int, n_device: int, *, is_ahead: bool = False
+        self,
+        namespace: Namespace,
+        tokens: bytes,
+        n_tokens: int,
+        n_device: int,
+        n_found: int = 0,
+        *,
+        is_ahead: bool = False,
     ) -> Fetch | None:
         """Starts to read the pages of a prompt's first ``n_tokens`` that the host tier does not have. O(tokens).
 
@@ -257,8 +266,9 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         Args:
             namespace: the prompt's.
             tokens: the prompt.
-            n_tokens: length of its prefix in host tier and store together.
+            n_tokens: length of its prefix in host tier and store together, up to where the fetch ends.
             n_device: length of its prefix on the device.
+            n_found: length of all of that prefix, where computing its end is faster.
             is_ahead: whether it is not the prompt's turn yet. Then it takes slots that nobody needs, and only so
                 many leading pages are read as have ``_MAX_AHEAD_BYTES``, where pages are of use without a state.
 
@@ -266,6 +276,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             None if there is no slot for a page that the device lacks; the cached prefix counts as used.
         """
         page_size = self.host.page_size
+        declined = self._chain.keys(namespace, tokens[: n_found * TOKEN_BYTES])[n_tokens // page_size :]
         tokens = tokens[: n_tokens * TOKEN_BYTES]
         # The load that follows counts the hit.
         blocks = self.host.open(namespace, tokens, is_use=not is_ahead, is_hit=False, needs_state=False)
@@ -278,7 +289,9 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         if (states := self.upper_states) is not None:
             (n_host,) = self.host.matches([(namespace, tokens)])  # it may have more pages, without a state
             n_least = max(n_host, n_device) // page_size
-            last, state = self._reserve_state(blocks, tokens, n_least, n_available, is_ahead=is_ahead)
+            assert self._states is not None
+            keys = self._chain.keys(namespace, tokens)
+            last, state = self._states.reserve(blocks, keys, n_least, n_available, is_ahead=is_ahead)
             if last < first:
                 self.host.close(blocks)
                 whole = tokens[: last * page_size * TOKEN_BYTES]
@@ -297,7 +310,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         n_more = 0 if states is None else len(parts) * states.pages_per_part
         pages = blocks.pages[first:last]
         fetch = Fetch(namespace, bytearray(tokens), blocks, place, first * page_size, pages, state, n_more)
-        self._loads[self.store.load(*self._pages(fetch, parts))] = fetch
+        self._loads[self.store.load(*self._pages(fetch, parts), declined)] = fetch
         return fetch
 
     def n_lendable(self, namespace: Namespace, tokens: bytes, n_memory: int) -> int:
@@ -370,8 +383,9 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         has_looked_up = sum(map(self._end_look_up, finished)) > 0
         has_fetched = self._end(finished)
         if self._offers:
-            self._spare()
+            self._spared.spare(self.host.upcoming_prompts())
             self._start_stores()
+        self._start_postponed()
         return has_looked_up or has_fetched
 
     def invalidate(self, namespace: Namespace, tokens: bytes) -> int:
@@ -396,7 +410,9 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             if _is_related(lent, namespace, tokens):
                 lent.can_commit = False
         *leading, key = namespace_key(self.root, namespace), *self._chain.keys(namespace, tokens)
-        n_state_pages = sum(self._remove_state(one) for one in (*leading[1:], key)) if tokens else 0
+        n_state_pages = 0
+        if tokens and self._states is not None:
+            n_state_pages = sum(map(self._states.remove, (*leading[1:], key)))
         removal = self.store.remove(key, leading[1:])
         for write in self._stores.values():
             if write.blocks.can_commit:
@@ -408,6 +424,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         self._offers.clear()
         for lent in self._lent:
             lent.can_commit = False
+        self._postponed.clear()
         self.store.clear()
 
     def stats(self) -> tuple[DiskStats | None, DiskStats | None]:
@@ -450,21 +467,49 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     def _reserve(self, store: Store[StoredPages], states: Sequence[State]) -> None:
         """See ``TierLink``. The state at the end is written: each of the others was offered with its own prefix."""
         assert self.upper_states is not None
-        held = self.upper_states.hold(states[0])
-        held.parts = {
-            entry: part for entry, part in held.parts.items() if not self._have_all(store.place.keys[entry])
-        }
+        assert self._states is not None
+        held, keys, are_everywhere = (
+            self.upper_states.hold(states[0]),
+            store.place.keys,
+            self._states.are_everywhere,
+        )
+        held.parts = {entry: part for entry, part in held.parts.items() if not are_everywhere(keys[entry])}
         if not held.parts and not store.pages:
             self.upper_states.let_go(held)
             return
         store.states = [StateCopy(held, None)]
         store.n_more = len(held.parts) * self.upper_states.pages_per_part
 
-    def _begin_store(self, store: Store[StoredPages]) -> int:
+    def _begin_store(self, store: Store[StoredPages]) -> int | None:
+        """See ``TierLink``. A store that is behind is left out, and gets the pages later."""
         parts = store.states[0].source.parts if store.states else {}
-        return self.store.store(*self._pages(store, parts), max_behind=self._max_in_store // 2)
+        started = self.store.store(*self._pages(store, parts), max_behind=self._max_behind)
+        if started is None:
+            return None
+        store.place.has_left_out = not started.are_all_in_time
+        return started.ticket
+
+    @property
+    def _max_behind(self) -> int:
+        """A store that is writing more pages is behind: the others would have to wait for it."""
+        return self._max_in_store // 2
+
+    def _resume_postponed(self) -> None:
+        """See ``TierLink``. Only ``_start_postponed`` knows when a store is not behind any more."""
+
+    def _start_postponed(self) -> None:
+        """Offers again, oldest first, what a store was left out of, as long as none is behind.
+
+        O(tokens of a bounded number of offers). Pages that the host tier has lost since are left out for good.
+        """
+        for _ in range(min(MAX_OFFERS_PER_TURN, len(self._postponed))):
+            if self._n_pages_in_store >= self._max_in_store or self.store.is_behind(self._max_behind):
+                break
+            self._start_store(self._postponed.popleft())
 
     def _take_store(self, store: Store[StoredPages], finished: FinishedTransfer) -> bool:
+        if store.place.has_left_out and store.blocks.can_commit:
+            self._postponed.append(store.offer._replace(on_stored=None))
         self.changes.add_stored(store.offer.namespace, store.offer.tokens)
         return finished.n_pages == store.n_pages
 
@@ -474,7 +519,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         read = bytes(load.tokens[: (load.start + load.n_tokens) * TOKEN_BYTES])
         copied = [self._chain.keys(load.namespace, read)]
         if load.state is not None and self._states is not None:
-            copied += [self._states.all(load.place.keys[entry]) for entry in load.state.parts]
+            copied += [self._states.keys.all(load.place.keys[entry]) for entry in load.state.parts]
         if load.n_tokens and any(map(self.store.are_uneven, copied)):
             self.offer(load.namespace, read)  # once the host tier has them
 
@@ -502,62 +547,22 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         """Returns keys, tokens and memory of the pages that are copied, with those of parts of a state."""
         first = len(copy.place.keys) - len(copy.pages)
         keys, buffers = copy.place.keys[first:], [self.slot_buffer(slot) for slot in copy.pages]
-        tokens = copy.tokens[first * self.host.page_size * TOKEN_BYTES :]
-        if self._states is not None:
-            for entry, part in parts.items():
-                keys += self._states.all(copy.place.keys[entry])
-                tokens += self._states.tokens
-                buffers += self._part_buffers(part)
-        return keys, bytes(tokens), buffers
-
-    def _part_buffers(self, part: int) -> list[memoryview]:
-        """Returns the memory of a part of a state in the host tier, in parts of a page's size."""
-        if self.state_buffers is not None:
-            return self.state_buffers(part)
-        return [self.slot_buffer(slot) for slot in self.host.window_pages.pages_of(part)]
+        tokens = bytes(copy.tokens[first * self.host.page_size * TOKEN_BYTES :])
+        if self._states is None:
+            return keys, tokens, buffers
+        more_keys, more_tokens, more_buffers = self._states.pages(copy.place.keys, parts)
+        return keys + more_keys, tokens + more_tokens, buffers + more_buffers
 
     def _usable_keys(self, namespace: Namespace, tokens: bytes) -> list[bytes]:
         """Returns the keys of a prompt's pages that can be of use: with states, up to where the last one may be."""
         keys = self._chain.keys(namespace, tokens)
-        if self._states is None:
-            return keys
-        last = (len(tokens) // TOKEN_BYTES - 1) // self.host.page_size  # a token is computed on the state
-        return keys[: next(iter(self._states.ends(last)), 0)]
-
-    def _reserve_state(
-        self, blocks: BlockTable, tokens: bytes, n_least: int, n_available: int, *, is_ahead: bool
-    ) -> tuple[int, StatePlace | None]:
-        """Makes room in the host tier for the deepest state of a prompt that fits there with the pages before it.
-
-        O(pages), and a question to the store for each part of states.
-
-        Args:
-            blocks: leases the pages that the host tier has.
-            tokens: the prompt, up to the end of what can be had.
-            n_least: pages after which the state must be.
-            n_available: pages that the host tier has room for.
-            is_ahead: whether room is made only where no upcoming prompt needs it.
-
-        Returns:
-            After how many pages the state is, and its place; 0 and None if none fits.
-        """
-        states, lease = self.upper_states, blocks.lease
-        assert states is not None
-        assert self._states is not None
-        assert lease is not None
-        keys = self._chain.keys(lease.namespace, tokens)
-        reserve = states.reserve_unneeded if is_ahead else states.reserve
-        last = len(keys)
-        while last > n_least:
-            if states.n_pages_with(max(0, last - blocks.n_leased)) <= n_available:
-                state = reserve(lease, last * self.host.page_size)
-                if state is not None:
-                    return last, state
-            last = self._states.deepest(keys, last - 1, n_least, self._has_part)
-        return 0, None
+        return keys if self._states is None else keys[: self._states.n_usable(len(tokens) // TOKEN_BYTES)]
 
     def _n_known(self, keys: Sequence[bytes], first: int, store: PageStore | None = None) -> int:
         """Returns how many leading pages can be had of those that host tier and stores are known to have.
+
+        Asks only for those behind the host tier's. Nothing counts that as a use, so the stores do not take them for
+        newer than the pages before them. The load that follows uses all of them.
 
         Args:
             keys: of the pages of a prompt that can be of use.
@@ -565,27 +570,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             store: the only store that counts; None: all do.
         """
         last = first + (store or self.store).run(keys[first:])
-        if self._states is None:
-            return last
-        return self._states.deepest(keys, last, first, partial(self._has_part, store=store))
-
-    def _has_part(self, key: bytes, store: PageStore | None = None) -> bool:
-        """Returns whether the stores have the part of a state after the page with a key. O(its pages)."""
-        states, run = self._states, (store or self.store).run
-        assert states is not None
-        return run((states.first(key),)) == 1 and run(states.all(key)) == states.n_pages
-
-    def _have_all(self, key: bytes) -> bool:
-        """Returns whether each store has the part of a state after the page with a key. O(its pages)."""
-        states = self._states
-        assert states is not None
-        return self.store.run_of_all(states.all(key)) == states.n_pages
-
-    def _remove_state(self, key: bytes) -> int:
-        """Removes the part of a state after the page with a key; returns the number of its pages."""
-        if self._states is None or not self.store.run((first := self._states.first(key),)):
-            return 0
-        return self.store.remove(first).n_pages
+        return last if self._states is None else self._states.deepest(keys, last, first, store)
 
     def _end_look_up(self, finished: FinishedTransfer) -> bool:
         """Ends a lookup; returns False if it is none."""
@@ -597,36 +582,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         self.cost.add_look_up(finished.seconds)
         return True
 
-    def _spare(self) -> None:
-        """Tells the stores what waiting prompts will fetch, before they make room for writes.
-
-        O(waiting prompts + pages that the store got or lost), and O(tokens) for a bounded number of new prompts.
-        """
-        before, self._spared = self._spared, {}
-        n_new = 0
-        for prompt in self.host.upcoming_prompts():
-            if prompt in before:
-                keys, n_stored = before[prompt]
-            elif n_new < MAX_OFFERS_PER_TURN:
-                n_new += 1
-                keys, n_stored = self._chain.keys(*prompt), [0] * len(self.stores)
-            else:
-                continue
-            n_stored = [_run_on(store, keys, n) for store, n in zip(self.stores, n_stored, strict=True)]
-            self._spared[prompt] = keys, n_stored
-        for number, store in enumerate(self.stores):
-            store.spare([keys[n[number] - 1] for keys, n in self._spared.values() if n[number]])
-
 
 def _is_related(copy: Fetch | LentPages, namespace: Namespace, tokens: bytes) -> bool:
     """Returns whether a copy's sequence begins with ``tokens``, or is the beginning of them."""
     return copy.namespace == namespace and (copy.tokens.startswith(tokens) or tokens.startswith(copy.tokens))
-
-
-def _run_on(store: PageStore, keys: Sequence[bytes], n_stored: int) -> int:
-    """Returns how many leading pages a store has that had ``n_stored`` of them before. O(change)."""
-    if n_stored and not store.run(keys[n_stored - 1 : n_stored]):
-        n_stored = 0
-    if store.run(keys[n_stored : n_stored + 1]):
-        n_stored += store.run(keys[n_stored:])
-    return n_stored

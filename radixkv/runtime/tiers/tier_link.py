@@ -188,7 +188,7 @@ class TierLink(ABC, Generic[P, L]):
             on_stored: called with both once the lower tier has the pages that are computed, or the leading ones for
                 which it has room; not if that fails.
         """
-        if self.n_offers == MAX_OFFERS:
+        if self.n_offers >= MAX_OFFERS:
             (self._postponed or self._offers).popleft()
         self._offers.append(Offer(namespace, tokens, on_stored))
 
@@ -291,15 +291,19 @@ class TierLink(ABC, Generic[P, L]):
         self.counters.n_pages_stored += finished.n_pages
         self.counters.n_failed += finished.n_pages < store.n_pages
         self._n_pages_in_store -= store.n_pages
-        if self.upper_states is not None:
-            for state in store.states:
-                self.upper_states.let_go(state.source)
+        self._let_go_states(store)
         if self._take_store(store, finished):
             store.offer.report()
         self._resume_postponed()
         self._close(store.blocks, store.place, store.offer.namespace, bytes(store.tokens))
 
+    def _let_go_states(self, store: Store[P]) -> None:
+        if self.upper_states is not None:
+            for state in store.states:
+                self.upper_states.let_go(state.source)
+
     def _resume_postponed(self) -> None:
+        """Lets postponed offers be tried again, after a store that has ended. O(these)."""
         self._offers.extendleft(reversed(self._postponed))
         self._postponed.clear()
 
@@ -321,9 +325,13 @@ class TierLink(ABC, Generic[P, L]):
             tokens = bytearray(offer.tokens[: last * page_size * TOKEN_BYTES])
             store = Store(offer, tokens, blocks, place, blocks.pages[first:last])
             if self._add_states(store, is_whole=last == n_computed):
-                self._n_pages_in_store += store.n_pages
-                self._stores[self._begin_store(store)] = store
-                return
+                ticket = self._begin_store(store)
+                if ticket is not None:
+                    self._n_pages_in_store += store.n_pages
+                    self._stores[ticket] = store
+                    return
+                self._let_go_states(store)
+                n_pages = None
         self._close(blocks, place, offer.namespace, offer.tokens)
         if n_pages is None:
             self._postponed.append(offer)
@@ -369,8 +377,11 @@ class TierLink(ABC, Generic[P, L]):
         """
 
     @abstractmethod
-    def _begin_store(self, store: Store[P]) -> int:
-        """Starts a copy for which there is room; returns a ticket. O(pages)."""
+    def _begin_store(self, store: Store[P]) -> int | None:
+        """Starts a copy for which there is room; returns a ticket. O(pages).
+
+        None: the offer is to be tried again, see ``_resume_postponed``.
+        """
 
     @abstractmethod
     def _take_store(self, store: Store[P], finished: FinishedTransfer) -> bool:

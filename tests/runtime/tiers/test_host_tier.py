@@ -286,11 +286,11 @@ def test_load_policies(load_policy: str, step_s: float, n_loaded: int) -> None:
     engine = small_engine(load_policy=load_policy)
     serve(engine)
     serve(engine, first=2)
-    engine.host_tier.cost.add_step(1000, 1000, step_s)
+    engine.host_tier.choice.cost.add_step(1000, 1000, step_s)
     again = serve(engine)
     engine.run_to_the_end()
     assert again.cache_use.counted.n_loaded == n_loaded
-    assert engine.host_tier.n_hits_computed == (n_loaded == 0)
+    assert engine.host_tier.choice.n_hits_computed == (n_loaded == 0)
 
 
 def test_selective_stores_what_a_second_request_has_used() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.tiers.fetch_rate import FetchRate
-from radixkv.runtime.tiers.host_tier import CachedPrefixes
+from radixkv.runtime.tiers.load_choice import CachedPrefixes
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.stores.page_keys import StateKeys
 from radixkv.tree.node import Namespace
@@ -180,7 +180,7 @@ def test_an_invalidation_lets_the_writes_of_others_go_on() -> None:
 
 def test_a_policy_of_never_fetches_nothing() -> None:
     engine = restarted_engine()
-    engine.host_tier.load_policy = "never"
+    engine.host_tier.choice.policy = "never"
     request = engine.add(prompt(40))
     finish(engine)
     assert sources(request) == (0, 0, 0)
@@ -190,9 +190,9 @@ def test_a_policy_of_never_fetches_nothing() -> None:
 def test_a_fetch_is_tried_again_after_many_that_were_declined() -> None:
     engine = restarted_engine()
     host_tier, tokens = engine.host_tier, token_bytes(prompt(40))
-    host_tier.load_policy = "auto"
-    host_tier.cost.add_step(1000, 1000, 10.0)
-    host_tier.cost.fetch_rate(0).add(1, 100.0)  # the first read of a sleeping disk
+    host_tier.choice.policy = "auto"
+    host_tier.choice.cost.add_step(1000, 1000, 10.0)
+    host_tier.choice.cost.fetch_rate(0).add(1, 100.0)  # the first read of a sleeping disk
     fetches = [host_tier.find_fetch(Namespace(), tokens, CachedPrefixes(0, 0)) for _ in range(40)]
     assert fetches[0] is None
     assert fetches[-1] is not None
@@ -205,10 +205,10 @@ def engine_with_half_in_the_host_tier(fetch_s_per_token: float) -> Engine:
     engine = restarted_engine()
     engine.serve(prompt(20), max_tokens=1)
     host_tier, disk = engine.host_tier, engine.host_tier.disk
-    host_tier.load_policy, host_tier.cost = "auto", LoadCost()
+    host_tier.choice.policy, host_tier.choice.cost = "auto", LoadCost()
     disk.store.places[0].rate = FetchRate()
-    host_tier.cost.add_step(1000, 1000, 100.0)
-    host_tier.cost.add_load(1000, 1.0)
+    host_tier.choice.cost.add_step(1000, 1000, 100.0)
+    host_tier.choice.cost.add_load(1000, 1.0)
     disk.store.places[0].rate.add(1, fetch_s_per_token)
     evict_all(engine.cache)
     engine.check_invariants()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.request import Request
+from radixkv.runtime.tiers.host_tier import HostTier
 from radixkv.tree.node import Namespace
-from support.engine import Engine, prompt, token_bytes
+from support.engine import MESSAGE_ENDS, Engine, prompt, token_bytes
 from support.evicting import evict_all
+from support.fake_copier import STATE_PARTS
 from support.fake_store import FakeStore
 
 N_TOKENS = 40
@@ -51,6 +53,16 @@ def sources(request: Request) -> tuple[int, int]:
     return use.n_fetched, use.n_shared
 
 
+def measure(tier: HostTier, *s_per_token: float) -> None:
+    """Makes loads take no time, computing 100 ms a token, and the stores what is given."""
+    tier.choice.policy = "auto"
+    tier.choice.cost.add_step(1000, 1000, 100.0)
+    tier.choice.cost.add_load(1000, 0.001)
+    for place, seconds in enumerate(s_per_token):
+        tier.choice.cost.fetch_rate(place).forget()
+        tier.choice.cost.fetch_rate(place).add(1000, 1000 * seconds)
+
+
 def pages_read(engine: Engine) -> list[int]:
     disk = engine.host_tier.disk
     assert disk is not None
@@ -83,12 +95,56 @@ def test_a_store_that_has_lost_all_gets_it_again_from_disk() -> None:
     assert len(engine.stores[1].pages) == 10
 
 
+@pytest.mark.parametrize("kind", [{}, {"n_states": 30}])
+def test_a_store_that_was_behind_with_its_writes_gets_what_it_missed(kind: dict[str, int]) -> None:
+    engine = Engine(n_pages=64, page_size=4, n_slots=64, has_disk=True, n_more_stores=1, **kind)
+    disk, network = engine.stores
+    engine.finishes_copies = False
+    n_behind = 0
+    for first in range(12):
+        engine.add([first, *prompt(11)], max_tokens=1)
+        while engine.scheduler.running or engine.scheduler.waiting:
+            engine.turn()
+        for _ in range(4):
+            engine.copier.finish_all()
+            disk.finish_all()
+            engine.scheduler.schedule()
+        n_behind = max(n_behind, len(disk.pages) - len(network.pages))
+    assert len(disk.pages) > 20
+    assert n_behind > 16, "the network is not behind"
+    assert len(network.in_flight) <= 6, "it got no more than it can take"
+    written = dict(disk.pages)
+    engine.store_all()
+    assert network.pages.keys() == written.keys()
+    assert not engine.host_tier.disk.n_offers
+
+
 def test_the_rest_of_a_prompt_is_looked_up_behind_what_is_on_disk() -> None:
     engine = started_again()
     keep(engine.stores[0], 0, 4)
     engine.stores[1].make_unknown(0)
     assert sources(ask(engine)) == (39, 23)
     assert pages_read(engine) == [4, 6]
+
+
+@pytest.mark.parametrize(("look_up_s", "expected", "n_lookups"), [(0.1, (39, 23), 1), (1.5, (16, 0), 0)])
+def test_a_lookup_is_not_waited_for_if_the_disk_alone_gains_more(
+    look_up_s: float, expected: tuple[int, int], n_lookups: int
+) -> None:
+    """Computing takes 100 ms a token; the disk has 16 of 40 tokens, and another server has the others in the store.
+
+    The disk alone gains 1.44 s. With the others, fetched in 1.68 s, it is 2.3 s without the wait for the lookup,
+    which is the mean of this one and one of 0.5 s.
+    """
+    engine = started_again()
+    keep(engine.stores[0], 0, 4)
+    engine.stores[1].make_unknown(0)
+    tier = engine.host_tier
+    measure(tier, 0.01, 0.07)
+    tier.choice.cost.add_look_up(look_up_s)
+    n_before = tier.disk.n_lookups
+    assert sources(ask(engine)) == expected
+    assert tier.disk.n_lookups - n_before == n_lookups
 
 
 def test_a_page_that_the_disk_cannot_read_comes_from_the_shared_store() -> None:
@@ -136,21 +192,31 @@ def test_a_prompt_is_fetched_up_to_where_computing_is_faster(
     keep(engine.stores[0], 0, 4)
     keep(engine.stores[1], 4, 10)
     tier = engine.host_tier
-    tier.load_policy = "auto"
-    tier.cost.add_step(1000, 1000, 100.0)
-    tier.cost.add_load(1000, 0.001)
-    for place, seconds in enumerate((disk_s, network_s)):
-        tier.cost.fetch_rate(place).__init__()  # type: ignore[misc]
-        tier.cost.fetch_rate(place).add(1000, 1000 * seconds)
+    measure(tier, disk_s, network_s)
     cached = tier.match(Namespace(), token_bytes(prompt(N_TOKENS)))
     found = tier.match_disk(Namespace(), token_bytes(prompt(N_TOKENS)), cached)
     if expected[0]:
         assert found.n_disk in (16, 40)
     if (disk_s, network_s) == (0.5, 0.02):
         assert found.fetch_s == pytest.approx(8.0)
-        assert not tier.should_load(found)
+        assert not tier.choice.should_load(found)
         return
     assert sources(ask(engine)) == expected
+
+
+def test_a_store_whose_part_was_long_cut_off_is_asked_again() -> None:
+    """Computing takes 100 ms a token; the shared store takes 20 ms, and was measured at 5 s."""
+    engine = started_again()
+    tier = engine.host_tier
+    measure(tier, 0.01, 5.0)
+    pages = [dict(store.pages) for store in engine.stores]
+    asked = []
+    for _ in range(40):
+        for store, has, kept in zip(engine.stores, pages, (range(4), range(4, 10)), strict=True):
+            store.pages = {key: page for n, (key, page) in enumerate(has.items()) if n in kept}
+        asked.append(sources(ask(engine)))
+        forget(engine)
+    assert asked == [(16, 0)] * 31 + [(39, 23)] * 9, "the 32nd looks again behind what the disk has given"
 
 
 def test_an_explanation_says_from_where_a_request_would_fetch() -> None:
@@ -159,10 +225,10 @@ def test_an_explanation_says_from_where_a_request_would_fetch() -> None:
     hits = engine.scheduler.tiers.find(Namespace(), token_bytes(prompt(N_TOKENS)))
     assert (hits.n_on_disk, hits.is_fetched, hits.n_fetched, hits.n_from_shared) == (39, True, 39, 24)
     tier = engine.host_tier
-    tier.load_policy = "auto"
-    tier.cost.add_step(1000, 1000, 100.0)
-    tier.cost.add_load(1000, 0.001)
-    tier.cost.fetch_rate(1).add(1, 100.0)
+    tier.choice.policy = "auto"
+    tier.choice.cost.add_step(1000, 1000, 100.0)
+    tier.choice.cost.add_load(1000, 0.001)
+    tier.choice.cost.fetch_rate(1).add(1, 100.0)
     hits = engine.scheduler.tiers.find(Namespace(), token_bytes(prompt(N_TOKENS)))
     assert (hits.n_on_disk, hits.is_fetched, hits.n_fetched, hits.n_from_shared) == (39, True, 16, 0)
     assert hits.n_beyond_host == N_TOKENS
@@ -213,3 +279,21 @@ def test_a_state_that_one_store_has_lost_is_written_again(lost: int) -> None:
     ask(engine)
     engine.store_all()
     assert store.pages.keys() & states, "the state that was fetched"
+
+
+def test_an_end_of_a_fetch_has_the_price_of_the_shortest_load_with_its_state() -> None:
+    """States are after 4 pages and after 9. The disk has all pages but the seventh, which is slow to come."""
+    chat = [0 if token in MESSAGE_ENDS else token for token in prompt(N_TOKENS)]
+    engine = Engine(n_pages=32, page_size=4, n_slots=60, has_disk=True, n_more_stores=1, n_states=8)
+    for n_tokens in (18, 38):
+        engine.serve(chat[:n_tokens], max_tokens=1)
+    engine.store_all()
+    forget(engine)
+    keys = engine.store_keys(chat)
+    del engine.stores[0].pages[keys[6]]
+    for key in {*keys[:9]} - {keys[6]}:
+        del engine.stores[1].pages[key]
+    tier = engine.host_tier
+    measure(tier, 0.01, 1.0)
+    found = tier.disk.fetchable(Namespace(), token_bytes(chat), 0, 0)
+    assert found == [(16, pytest.approx((6 + STATE_PARTS) * 4 * 0.01)), (36, pytest.approx(4.0))]

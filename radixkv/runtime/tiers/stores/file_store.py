@@ -121,10 +121,12 @@ class FileStore(IndexedStore):
 
     def run(self, keys: Sequence[bytes]) -> int:
         """See ``PageStore``. A page whose read hangs is not found."""
-        n_pages = super().run(keys)
-        latest = time.monotonic() - STUCK_S
-        stuck = {key for key, began in list(self._reads.items()) if began < latest}
+        n_pages, stuck = super().run(keys), self._stuck()
         return next((n for n, key in enumerate(keys[:n_pages]) if key in stuck), n_pages) if stuck else n_pages
+
+    def has(self, key: bytes) -> bool:
+        """See ``PageStore``. A page whose read hangs is not found."""
+        return super().has(key) and key not in self._stuck()
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``. Takes no longer than ``LOAD_TIMEOUT_S`` and the constants after it say."""
@@ -185,6 +187,13 @@ class FileStore(IndexedStore):
             self._folder.close()
         else:
             logger.warning("the file system of %s does not respond", self._folder.path)
+
+    def _stuck(self) -> set[bytes]:
+        """Returns the keys of pages whose read hangs. O(threads)."""
+        if not self._reads:
+            return set()
+        latest = time.monotonic() - STUCK_S
+        return {key for key, began in list(self._reads.items()) if began < latest}
 
     def _load_page(self, key: bytes, tokens: bytes, page: memoryview, transfer: Transfer) -> bool:
         tick = time.time_ns()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import NamedTuple
@@ -13,8 +13,7 @@ from radixkv.runtime.tiers.stores.page_keys import StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore, Removal, StoreHealth
 
 MAX_PASSED_OVER = 32
-"""After so many loads of pages that a place had and another one gave, that place gives them, to measure its rate
-anew."""
+"""After so many loads that a place with pages of the prompt gave none of, its measured rate is out of date."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,9 +30,14 @@ class StorePlace:
     n_pages_writing: int = 0
     """Pages of the stores in flight."""
     n_passed_over: int = 0
-    """Loads since its last one of pages that it had and another place gave."""
+    """Loads since its last one for whose prompts it had pages. Another place gave these, or they were computed."""
     in_flight: dict[int, _Part] = field(default_factory=dict)
     """By ticket of the store."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether its rate is out of date. Then its pages count as free until the next load measures it anew."""
+        return self.n_passed_over >= MAX_PASSED_OVER
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +79,16 @@ class _Part(NamedTuple):
     transfer: _Transfer
     pages: Sequence[int]
     """Indices of the pages, for a load or a store; none for a lookup."""
+    is_anew: bool = False
+    """Whether its time replaces all that was measured before."""
+
+
+class StartedStore(NamedTuple):
+    """A store that has begun."""
+
+    ticket: int
+    are_all_in_time: bool
+    """Whether all places get what they lack, and none is left out because it is behind with its writes."""
 
 
 class JoinedStore:
@@ -83,6 +97,9 @@ class JoinedStore:
     A load takes each run of pages that the same places have from the one that is estimated to give it soonest, and
     from the first of them before anything was measured. The places read beside each other. What one of them does
     not give is asked of the others that have it, once each, and looked up where servers share a store.
+
+    A place that gave nothing for long, because it is measured to be slow, counts as free once: so it is measured
+    anew, and what it was before is forgotten.
 
     Args:
         stores: the stores, with pages of the same size, the one that is likely to be fastest first.
@@ -110,11 +127,10 @@ class JoinedStore:
 
     def run(self, keys: Sequence[bytes]) -> int:
         """Returns the number of leading keys that one store or another is known to have. O(that number)."""
-        n_pages = n_more = max(place.store.run(keys) for place in self.places)
-        while n_more > 0 and n_pages < len(keys) and len(self.places) > 1:
-            n_more = max(place.store.run(keys[n_pages:]) for place in self.places)
-            n_pages += n_more
-        return n_pages
+        n_pages = max(place.store.run(keys) for place in self.places)
+        if len(self.places) == 1:
+            return n_pages
+        return next((n for n in range(n_pages, len(keys)) if not self.has(keys[n])), len(keys))
 
     def has(self, key: bytes) -> bool:
         """See ``PageStore``. O(stores)."""
@@ -141,16 +157,16 @@ class JoinedStore:
         Returns:
             Numbers of leading pages, ascending, with the seconds of their load.
         """
-        n_of = [0] * len(self.places)
+        n_of, seconds = [0] * len(self.places), [0.0] * len(self.places)
         estimates: list[tuple[int, float]] = []
+        n_pages = 0
         for number, run in itertools.groupby(self.sources(keys)):
-            n_pages = len(list(run))
-            n_of[number] += n_pages
-            n_with = [n + n_more * (place == number) for place, n in enumerate(n_of)]
-            longest = max(
-                place.rate.seconds(n * self._page_tokens) for place, n in zip(self.places, n_with, strict=True)
-            )
-            estimates.append((n_pages + (estimates[-1][0] if estimates else 0), longest))
+            n_here = sum(1 for _ in run)
+            n_pages += n_here
+            n_of[number] += n_here
+            seconds[number] = self._seconds(number, n_of[number])
+            with_more_s = self._seconds(number, n_of[number] + n_more) if n_more else seconds[number]
+            estimates.append((n_pages, max(with_more_s, *seconds)))
         return estimates
 
     def sources(self, keys: Sequence[bytes]) -> list[int]:
@@ -167,29 +183,66 @@ class JoinedStore:
                 return self._start(_Transfer(next(self._tickets)), [(place, ticket, ())])
         return None
 
-    def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
-        """See ``PageStore``."""
+    def load(
+        self,
+        keys: Sequence[bytes],
+        tokens: bytes,
+        buffers: Sequence[memoryview],
+        declined: Sequence[bytes] = (),
+    ) -> int:
+        """See ``PageStore``.
+
+        Args:
+            keys: see there.
+            tokens: see there.
+            buffers: see there.
+            declined: keys of pages that are computed because reading them, too, would take longer.
+        """
         load = _Load(keys, tokens, buffers, [None] * len(keys))
         transfer = _Transfer(next(self._tickets), load=load)
         holders = self._holders(keys)
-        self._ask(transfer, range(len(keys)), self._choose(holders, is_load=True))
+        chosen = self._choose(holders)
+        due = {number for number in set(chosen) if self.places[number].is_due}
+        for number in set(chosen).union(*holders, *self._holders(declined)):
+            place = self.places[number]
+            place.n_passed_over = 0 if number in chosen else place.n_passed_over + 1
+        self._ask(transfer, range(len(keys)), chosen, due)
         return transfer.ticket
 
-    def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview], *, max_behind: int) -> int:
-        """See ``PageStore``. Each store gets the pages that it lacks; they count once one has them.
+    def store(
+        self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview], *, max_behind: int
+    ) -> StartedStore | None:
+        """Starts to write to each store the pages that it lacks; they count once one has them. O(pages).
 
         Args:
             keys: see ``PageStore.load``.
             tokens: see there.
             buffers: see there.
-            max_behind: a place that is still writing more pages gets none of these, unless all are: others would
-                have to wait for it.
+            max_behind: a place that is still writing more pages gets none of these, unless all are that lack some:
+                others would have to wait for it.
+
+        Returns:
+            None if nothing was started: another place has all pages, and those that lack some are behind.
         """
-        in_time = [place for place in self.places if place.n_pages_writing <= max_behind] or self.places
-        for place in in_time:
-            place.n_pages_writing += len(keys)
-        parts = [(place, place.store.store(keys, tokens, buffers), range(len(keys))) for place in in_time]
-        return self._start(_Transfer(next(self._tickets)), parts)
+        n_known = [place.store.run(keys) for place in self.places]
+        lacking = [place for place in self.places if n_known[place.number] < len(keys)] or self.places[:1]
+        in_time = [place for place in lacking if place.n_pages_writing <= max_behind]
+        if not in_time and len(lacking) < len(self.places):
+            return None
+        takers, size = in_time or lacking, len(tokens) // max(1, len(keys))
+        transfer = _Transfer(next(self._tickets), n_pages=max(n_known))
+        parts = []
+        for place in takers:
+            first = n_known[place.number] % max(1, len(keys))
+            pages = range(first, len(keys))
+            place.n_pages_writing += len(pages)
+            ticket = place.store.store(keys[first:], tokens[first * size :], buffers[first:])
+            parts.append((place, ticket, pages))
+        return StartedStore(self._start(transfer, parts), are_all_in_time=len(takers) == len(lacking))
+
+    def is_behind(self, max_behind: int) -> bool:
+        """Returns whether a place is still writing more pages than ``max_behind``. O(places)."""
+        return any(place.n_pages_writing > max_behind for place in self.places)
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``. A page that two stores have counts twice."""
@@ -234,70 +287,82 @@ class JoinedStore:
         """Returns the numbers of the places that are known to have each page. O(pages)."""
         if len(self.places) == 1 or self.run_of_all(keys) == len(keys):
             return [tuple(range(len(self.places)))] * len(keys)
-        has = [list(_known(place.store, keys)) for place in self.places]
-        return [tuple(itertools.compress(range(len(self.places)), one)) for one in zip(*has, strict=True)]
+        numbers = range(len(self.places))
+        each = itertools.product((False, True), repeat=len(numbers))
+        holders = {has: tuple(itertools.compress(numbers, has)) for has in each}
+        return [holders[has] for has in zip(*(map(place.store.has, keys) for place in self.places), strict=True)]
 
-    def _choose(
-        self, holders: Sequence[tuple[int, ...]], default: int | None = None, *, is_load: bool = False
-    ) -> list[int]:
+    def _choose(self, holders: Sequence[tuple[int, ...]], default: int | None = None) -> list[int]:
         """Returns the number of the place that gives each page. O(pages).
 
         Args:
             holders: places that may give each page.
             default: the place of pages without any; None: the place of the page before.
-            is_load: whether that is counted, and places that were long passed over come first.
         """
         n_of, chosen = [0] * len(self.places), list[int]()
-        passed_over: set[int] = set()
         for numbers, run in itertools.groupby(holders):
             n_pages = sum(1 for _ in run)
             number = default
             if number is None:
                 number = chosen[-1] if chosen else 0
-            if numbers:
-                number = self._cheapest(numbers, n_of, n_pages, is_load=is_load)
+            if len(numbers) == 1:
+                number = numbers[0]
+            elif numbers:
+                number = self._cheapest(numbers, n_of, n_pages)
             n_of[number] += n_pages
             chosen += [number] * n_pages
-            passed_over.update(numbers)
-        if is_load:
-            for number in passed_over:
-                place = self.places[number]
-                place.n_passed_over = 0 if n_of[number] else place.n_passed_over + 1
         return chosen
 
-    def _cheapest(self, numbers: Sequence[int], n_of: Sequence[int], n_pages: int, *, is_load: bool) -> int:
+    def _cheapest(self, numbers: Sequence[int], n_of: Sequence[int], n_pages: int) -> int:
         """Returns the number of the place that gives some more pages soonest.
 
-        The first one, unless another one is measured to be faster.
+        The first one, unless another one is measured to be faster; before all, one that is due.
 
         Args:
             numbers: of the places that have the pages.
             n_of: pages that each place gives before.
             n_pages: how many pages there are.
-            is_load: whether a place comes first that was long passed over.
         """
         places = [self.places[number] for number in numbers]
-        if is_load and (waiting := [place for place in places if place.n_passed_over >= MAX_PASSED_OVER]):
-            return waiting[0].number
+        if due := [place for place in places if place.is_due]:
+            return due[0].number
         if not places[0].rate.is_known:
             return places[0].number
 
         def more_s(place: StorePlace) -> float:
             n_before = n_of[place.number]
-            before_s, after_s = (place.rate.seconds(n * self._page_tokens) for n in (n_before, n_before + n_pages))
-            return after_s - before_s
+            return self._seconds(place.number, n_before + n_pages) - self._seconds(place.number, n_before)
 
         return min((place for place in places if place.rate.is_known), key=more_s).number
 
-    def _start(self, transfer: _Transfer, parts: Sequence[tuple[StorePlace, int, Sequence[int]]]) -> int:
+    def _seconds(self, number: int, n_pages: int) -> float:
+        """Returns how long a place is estimated to take for some pages. O(1)."""
+        place = self.places[number]
+        return 0.0 if place.is_due else place.rate.seconds(n_pages * self._page_tokens)
+
+    def _start(
+        self,
+        transfer: _Transfer,
+        parts: Sequence[tuple[StorePlace, int, Sequence[int]]],
+        due: Collection[int] = (),
+    ) -> int:
         """Takes note of the parts of a transfer, which have begun; returns its ticket."""
         transfer.n_parts = len(parts)
         for place, ticket, pages in parts:
-            place.in_flight[ticket] = _Part(transfer, pages)
+            place.in_flight[ticket] = _Part(transfer, pages, place.number in due)
         return transfer.ticket
 
-    def _ask(self, transfer: _Transfer, pages: Sequence[int], chosen: Sequence[int]) -> None:
-        """Begins a round of a load, with a part for each place that gives pages."""
+    def _ask(
+        self, transfer: _Transfer, pages: Sequence[int], chosen: Sequence[int], due: Collection[int] = ()
+    ) -> None:
+        """Begins a round of a load, with a part for each place that gives pages.
+
+        Args:
+            transfer: the load's.
+            pages: indices of the pages.
+            chosen: the number of the place that gives each.
+            due: numbers of the places that are measured anew.
+        """
         load = transfer.load
         assert load is not None
         size = len(load.tokens) // max(1, len(load.keys))
@@ -311,7 +376,7 @@ class JoinedStore:
                 [load.keys[page] for page in own], tokens, [load.buffers[page] for page in own]
             )
             parts.append((place, ticket, own))
-        self._start(transfer, parts)
+        self._start(transfer, parts, due)
 
     def _end_part(self, place: StorePlace, part: _Part, finished: FinishedTransfer) -> FinishedTransfer | None:
         """Takes note of the end of a part; returns the outcome if it was the last one."""
@@ -322,14 +387,18 @@ class JoinedStore:
             place.n_pages_read += finished.n_pages
             place.read_seconds += finished.seconds
             if finished.n_pages:
+                if part.is_anew:
+                    place.rate.forget()
                 place.rate.add(finished.n_pages * self._page_tokens, finished.seconds)
             for page in part.pages[: finished.n_pages]:
                 load.sources[page] = place.number
         elif load is None:
             place.write_seconds += finished.seconds if part.pages else 0.0
             place.n_pages_writing -= len(part.pages)
-            n_before = transfer.n_pages
-            transfer.n_pages = max(finished.n_pages, n_before + finished.n_pages * transfer.is_sum)
+            if transfer.is_sum:
+                transfer.n_pages += finished.n_pages
+            else:
+                transfer.n_pages = max(transfer.n_pages, next(iter(part.pages), 0) + finished.n_pages)
         if transfer.n_parts:
             return None
         transfer.seconds += transfer.round_seconds
@@ -355,7 +424,7 @@ class JoinedStore:
             others = tuple(
                 place.number
                 for place in self.places
-                if (place.number, page) not in load.asked and place.store.run((load.keys[page],))
+                if (place.number, page) not in load.asked and place.store.has(load.keys[page])
             )
             if not others:
                 break
@@ -376,10 +445,3 @@ class JoinedStore:
                     self._start(transfer, [(place, ticket, ())])
                     return True
         return False
-
-
-def _known(store: PageStore, keys: Sequence[bytes]) -> Iterator[bool]:
-    """Yields whether a store is known to have each page."""
-    n_leading = store.run(keys)
-    yield from itertools.repeat(True, n_leading)
-    yield from (store.run((key,)) == 1 for key in keys[n_leading:])

@@ -17,8 +17,8 @@ class FinishedTransfer(NamedTuple):
     """Leading pages that a ``look_up`` has found, that a load has read correctly, or that are in the store after a
     ``store``; for ``remove`` and ``clear``, pages that were removed."""
     seconds: float
-    """Time from the start of the first page to the end of the last; of a store that servers share, with the time in
-    which its pages wait for other transfers."""
+    """Time from the start of the first page to the end of the last; 0 if none has begun. It begins after the pages
+    of other transfers for which the first one waits, in every store, so that the times of stores compare."""
 
 
 class Removal(NamedTuple):
@@ -81,7 +81,10 @@ class PageStore(Protocol):
         """How well the store can be reached; None if no other server uses it."""
 
     def run(self, keys: Sequence[bytes]) -> int:
-        """Returns the number of leading keys that the store is known to have. Reads nothing; O(that number)."""
+        """Returns the number of leading keys that the store is known to have, which is no use of them.
+
+        Reads nothing; O(that number).
+        """
 
     def has(self, key: bytes) -> bool:
         """Returns whether the store is known to have a page, which is no use of it. O(1)."""

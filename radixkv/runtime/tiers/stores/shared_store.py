@@ -17,7 +17,7 @@ from radixkv.runtime.tiers.stores.page_index import IndexedPage
 from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES, StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, Removal, StoreHealth
 from radixkv.runtime.tiers.stores.page_value import DamagedPage, PageHeader, copy_page
-from radixkv.runtime.tiers.stores.transfer_loop import TransferLoop
+from radixkv.runtime.tiers.stores.transfer_loop import Beginning, TransferLoop
 
 logger = logging.getLogger(__name__)
 
@@ -101,11 +101,15 @@ class SharedStore(IndexedStore):
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``. Takes no longer than ``LOAD_TIMEOUT_S`` and the constants after it say."""
-        return self._loop.start(self._load(self._pages(keys, tokens, buffers), self._n_removals))
+        beginning = Beginning()
+        load = self._load(self._pages(keys, tokens, buffers), self._n_removals, beginning)
+        return self._loop.start(load, beginning)
 
     def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``. Nothing is stored while the store is away."""
-        return self._loop.start(self._store(self._pages(keys, tokens, buffers), self._n_removals), is_kept=True)
+        beginning = Beginning()
+        store = self._store(self._pages(keys, tokens, buffers), self._n_removals, beginning)
+        return self._loop.start(store, beginning, is_kept=True)
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``."""
@@ -197,13 +201,19 @@ class SharedStore(IndexedStore):
             n_asked, n_names = n_asked + n_names, 2 * n_names
         return 0, []
 
-    async def _load(self, pages: Sequence[tuple[bytes, bytes, memoryview]], n_removals: int) -> int:
+    async def _load(
+        self, pages: Sequence[tuple[bytes, bytes, memoryview]], n_removals: int, beginning: Beginning
+    ) -> int:
         limit_s = LOAD_TIMEOUT_S + len(pages) * (LOAD_PAGE_S + self.page_bytes / LOAD_BYTES_PER_S)
         what_is_late = f"{len(pages)} pages of {self.page_bytes} bytes took longer than {limit_s:.1f} s"
-        return await self._transfer([self._load_page(*page, n_removals) for page in pages], what_is_late, limit_s)
+        steps = [self._load_page(*page, n_removals, beginning) for page in pages]
+        return await self._transfer(steps, what_is_late, limit_s)
 
-    async def _load_page(self, key: bytes, tokens: bytes, page: memoryview, n_removals: int) -> bool:
+    async def _load_page(
+        self, key: bytes, tokens: bytes, page: memoryview, n_removals: int, beginning: Beginning
+    ) -> bool:
         async with self._reads:
+            beginning.note()
             if self._is_paused:
                 return False
             value = await self._objects.get(_name_of(key))
@@ -228,13 +238,19 @@ class SharedStore(IndexedStore):
         self._header.check(value[:n_header], key, tokens, value[n_header:])
         copy_page(value[n_header:], page)
 
-    async def _store(self, pages: Sequence[tuple[bytes, bytes, memoryview]], n_removals: int) -> int:
+    async def _store(
+        self, pages: Sequence[tuple[bytes, bytes, memoryview]], n_removals: int, beginning: Beginning
+    ) -> int:
         what_is_late = f"storing a page of {self.page_bytes} bytes took longer than {STORE_TIMEOUT_S:g} s"
-        return await self._transfer([self._store_page(*page, n_removals) for page in pages], what_is_late)
+        steps = [self._store_page(*page, n_removals, beginning) for page in pages]
+        return await self._transfer(steps, what_is_late)
 
-    async def _store_page(self, key: bytes, tokens: bytes, page: memoryview, n_removals: int) -> bool:
+    async def _store_page(
+        self, key: bytes, tokens: bytes, page: memoryview, n_removals: int, beginning: Beginning
+    ) -> bool:
         name = _name_of(key)
         async with self._writes:
+            beginning.note()
             if self._is_paused or n_removals != self._n_removals or key in self._being_removed:
                 return False
             async with asyncio.timeout(STORE_TIMEOUT_S):

@@ -19,6 +19,19 @@ _LAST_TURN_S = 1.0
 """After its limit, ``close`` waits this long for the transfers that it has cancelled."""
 
 
+class Beginning:
+    """Notes when a transfer's first page begins, after the pages of others for which it has waited."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+        """On ``time.perf_counter``; None before."""
+
+    def note(self) -> None:
+        """Notes that a page begins. O(1)."""
+        if self.at is None:
+            self.at = perf_counter()
+
+
 class TransferLoop:
     """A daemon thread with an event loop for the coroutines of transfers, and the list of those that have finished.
 
@@ -35,16 +48,22 @@ class TransferLoop:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    def start(self, transfer: Coroutine[Any, Any, int], *, is_kept: bool = False) -> int:
+    def start(
+        self, transfer: Coroutine[Any, Any, int], beginning: Beginning | None = None, *, is_kept: bool = False
+    ) -> int:
         """Starts a transfer; returns its ticket. O(1).
 
         Args:
             transfer: returns the number of pages for ``FinishedTransfer``. None of them counts if it is cancelled
                 or raises.
+            beginning: notes when the time of the transfer begins; None: at once.
             is_kept: whether ``close`` waits for it, rather than cancel it.
         """
         ticket = next(self._tickets)
-        self._loop.call_soon_threadsafe(self._begin, ticket, transfer, is_kept)
+        if beginning is None:
+            beginning = Beginning()
+            beginning.note()
+        self._loop.call_soon_threadsafe(self._begin, ticket, transfer, beginning, is_kept)
         return ticket
 
     def take_finished(self) -> list[FinishedTransfer]:
@@ -64,18 +83,19 @@ class TransferLoop:
             self._loop.close()
             self._finished.close()
 
-    def _begin(self, ticket: int, transfer: Coroutine[Any, Any, int], is_kept: bool) -> None:
-        self._transfers[ticket] = self._loop.create_task(self._run(ticket, transfer)), is_kept
+    def _begin(self, ticket: int, transfer: Coroutine[Any, Any, int], beginning: Beginning, is_kept: bool) -> None:
+        self._transfers[ticket] = self._loop.create_task(self._run(ticket, transfer, beginning)), is_kept
 
-    async def _run(self, ticket: int, transfer: Coroutine[Any, Any, int]) -> None:
-        started, n_pages = perf_counter(), 0
+    async def _run(self, ticket: int, transfer: Coroutine[Any, Any, int], beginning: Beginning) -> None:
+        n_pages = 0
         try:
             n_pages = await transfer
         except Exception:  # whatever it is, the transfer must finish and the thread must live
             logger.exception("a transfer of pages failed")
         finally:
             del self._transfers[ticket]
-            self._finished.add(FinishedTransfer(ticket, n_pages, perf_counter() - started))
+            seconds = 0.0 if beginning.at is None else perf_counter() - beginning.at
+            self._finished.add(FinishedTransfer(ticket, n_pages, seconds))
 
     async def _end(self, timeout_s: float) -> None:
         kept = {task for task, is_kept in self._transfers.values() if is_kept}

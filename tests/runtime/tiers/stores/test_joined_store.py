@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
 
 from radixkv.runtime.tiers.fetch_rate import FetchRate
-from radixkv.runtime.tiers.stores.joined_store import MAX_PASSED_OVER, JoinedStore
+from radixkv.runtime.tiers.stores.joined_store import MAX_PASSED_OVER, JoinedStore, StartedStore
 from radixkv.runtime.tiers.stores.page_keys import StateKeys
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
 
@@ -53,6 +53,8 @@ class Place:
         """Pages that a lookup finds."""
         self.spared: Sequence[bytes] = ()
         self.closed: float | None = None
+        self.n_asked_for = 0
+        """Keys in all questions, also behind the first that is missing."""
         self._finished: list[FinishedTransfer] = []
         self._n_tickets = 0
 
@@ -61,7 +63,12 @@ class Place:
         return len(self.pages)
 
     def run(self, keys: Sequence[bytes]) -> int:
+        self.n_asked_for += len(keys)
         return next((n for n, key in enumerate(keys) if key not in self.pages), len(keys))
+
+    def has(self, key: bytes) -> bool:
+        self.n_asked_for += 1
+        return key in self.pages
 
     def look_up(self, keys: Sequence[bytes], first: int = 0, states: StateKeys | None = None) -> int | None:
         if self.health is None:
@@ -154,11 +161,16 @@ def wait(
 
 
 def load(
-    store: JoinedStore, places: Sequence[Place], pages: Sequence[int], random: Random | None = None
+    store: JoinedStore,
+    places: Sequence[Place],
+    pages: Sequence[int],
+    random: Random | None = None,
+    declined: Sequence[int] = (),
 ) -> tuple[int, ...]:
     """Loads pages, and compares them; returns the numbers of the places of those that were read."""
     buffers = [memoryview(bytearray(POISON)) for _ in pages]
-    ticket = store.load([key_of(page) for page in pages], b"".join(map(tokens_of, pages)), buffers)
+    keys, others = ([key_of(page) for page in some] for some in (pages, declined))
+    ticket = store.load(keys, b"".join(map(tokens_of, pages)), buffers, others)
     finished = wait(store, places, ticket, random)
     for page, buffer in list(zip(pages, buffers, strict=True))[: finished.n_pages]:
         assert bytes(buffer) == content_of(page)
@@ -184,9 +196,9 @@ def test_random_places(n_places: int, seed: int) -> None:
         keys = [key_of(page) for page in pages]
         match random.choice(("store", "load", "load", "load", "evict", "damage")):
             case "store":
-                buffers = [memoryview(bytearray(content_of(page))) for page in pages]
-                ticket = store.store(keys, b"".join(map(tokens_of, pages)), buffers, max_behind=99)
-                assert wait(store, places, ticket, random).n_pages == len(pages)
+                started = write(store, pages)
+                assert started is not None
+                assert wait(store, places, started.ticket, random).n_pages == len(pages)
                 assert store.run_of_all(keys) == len(pages)
             case "evict":
                 place = random.choice(places)
@@ -272,6 +284,23 @@ def test_a_place_that_was_long_passed_over_is_measured_again() -> None:
     assert len(disk.asked) > 10 * MAX_PASSED_OVER
 
 
+def test_a_place_whose_pages_were_long_computed_instead_is_measured_again() -> None:
+    disk, network = places = Place(0.0, 0.001), Place(0.02, 0.001, is_shared=True)
+    store = joined(*places)
+    put(disk, range(10))
+    put(network, range(10, 20))
+    network.page_s = 10.0
+    load(store, places, range(20))
+    network.page_s = 0.001
+    keys = [key_of(page) for page in range(20)]
+    for _ in range(MAX_PASSED_OVER):
+        assert store.seconds(keys)[-1][1] > 50
+        load(store, places, range(10), declined=range(10, 20))
+    assert store.seconds(keys) == [(10, pytest.approx(0.01)), (20, pytest.approx(0.01))], "it counts as free"
+    load(store, places, range(20))
+    assert store.seconds(keys)[-1][1] == pytest.approx(0.03), "what was measured before is forgotten"
+
+
 def test_what_a_place_cannot_give_comes_from_the_other() -> None:
     disk, network = places = Place(0.0, 0.001), Place(0.02, 0.001, is_shared=True)
     store = joined(*places)
@@ -303,13 +332,13 @@ def test_what_the_first_place_has_lost_is_looked_up_in_the_other() -> None:
 def test_a_write_goes_to_all_places_and_counts_once_one_has_it() -> None:
     disk, network = places = Place(), Place(is_shared=True)
     store = joined(*places)
-    buffers = [memoryview(bytearray(content_of(page))) for page in range(3)]
     keys = [key_of(page) for page in range(3)]
-    ticket = store.store(keys, b"".join(map(tokens_of, range(3))), buffers, max_behind=99)
+    started = write(store, range(3))
+    assert started is not None
     disk.finish()
     assert store.take_finished() == [], "the other one still reads the buffers"
     network.finish()
-    assert store.take_finished() == [FinishedTransfer(ticket, 3, 0.0)]
+    assert store.take_finished() == [FinishedTransfer(started.ticket, 3, 0.0)]
     assert (disk.run(keys), network.run(keys), store.are_uneven(keys)) == (3, 3, False)
     del network.pages[keys[1]]
     assert (store.run(keys), store.run_of_all(keys), store.are_uneven(keys)) == (3, 1, True)
@@ -322,22 +351,66 @@ def test_a_write_goes_to_all_places_and_counts_once_one_has_it() -> None:
     assert network.closed is not None
 
 
+def write(store: JoinedStore, pages: Sequence[int], max_behind: int = 99) -> StartedStore | None:
+    buffers = [memoryview(bytearray(content_of(page))) for page in pages]
+    return store.store(
+        [key_of(page) for page in pages], b"".join(map(tokens_of, pages)), buffers, max_behind=max_behind
+    )
+
+
 def test_a_place_that_is_slow_to_write_does_not_hold_up_the_other() -> None:
     disk, network = places = Place(), Place(is_shared=True)
     store = joined(*places)
+    are_all_in_time = []
     for first in range(0, 20, 4):
-        pages = range(first, first + 4)
-        buffers = [memoryview(bytearray(content_of(page))) for page in pages]
-        store.store([key_of(page) for page in pages], b"".join(map(tokens_of, pages)), buffers, max_behind=6)
+        started = write(store, range(first, first + 4), max_behind=6)
+        assert started is not None
+        are_all_in_time.append(started.are_all_in_time)
         disk.finish()
         store.take_finished()
     assert (len(disk.pages), len(network.in_flight)) == (20, 2), "8 pages are more than 6"
+    assert are_all_in_time == [True, True, False, False, False]
+    assert store.is_behind(6)
+    assert write(store, range(8, 12), max_behind=6) is None, "only the network lacks them"
     network.finish()
     assert [one.n_pages for one in store.take_finished()] == [4]
-    keys = [key_of(page) for page in range(20)]
-    store.store(keys[:1], tokens_of(0), [memoryview(bytearray(content_of(0)))], max_behind=6)
-    assert len(network.in_flight) == 2, "it has caught up"
-    assert store.are_uneven(keys)
+    assert not store.is_behind(6)
+    assert write(store, range(8, 12), max_behind=6) is not None, "it has caught up"
+    assert (len(disk.in_flight), len(network.in_flight)) == (0, 2)
+    assert store.are_uneven([key_of(page) for page in range(20)])
+
+
+def test_each_place_gets_what_it_lacks() -> None:
+    disk, network = places = Place(), Place(is_shared=True)
+    store = joined(*places)
+    put(disk, range(3))
+    put(network, range(1))
+    started = write(store, range(5))
+    assert started is not None
+    assert [[int.from_bytes(key[:32], "big") for key in place.in_flight[0][1]] for place in places] == [
+        [3, 4],
+        [1, 2, 3, 4],
+    ]
+    assert wait(store, places, started.ticket).n_pages == 5
+    assert [place.n_pages for place in places] == [5, 5]
+    assert [place.n_pages_writing for place in store.places] == [0, 0]
+    started = write(store, range(5))
+    assert started is not None
+    assert wait(store, places, started.ticket).n_pages == 5
+
+
+@pytest.mark.parametrize("question", [JoinedStore.run, JoinedStore.seconds, JoinedStore.sources])
+@pytest.mark.parametrize("has_all", [False, True])
+def test_questions_are_linear_in_the_changes_of_place(question: Callable[..., object], has_all: bool) -> None:
+    n_pages = 6250
+    first, second = Place(), Place()
+    put(first, range(0, n_pages, 1 if has_all else 2))
+    put(second, range(1, n_pages, 2))
+    store = joined(first, second)
+    for place in store.places:
+        place.rate.add(PAGE_TOKENS, 0.001)
+    question(store, [key_of(page) for page in range(n_pages)])
+    assert first.n_asked_for + second.n_asked_for <= 8 * n_pages
 
 
 def test_a_rate_has_a_fixed_time_and_one_per_token() -> None:

@@ -149,8 +149,7 @@ TestFullMemory.settings = examples(100, stateful_step_count=30, deadline=None)
 
 
 def n_leading(store: SharedMemoryStore, run: Sequence[int]) -> int:
-    """Returns how many leading pages there are, as ``run`` does, without using them."""
-    return next((n for n, key in enumerate(keys_of(run)) if store._table.find(key) is None), len(run))
+    return store.run(keys_of(run))
 
 
 def test_the_least_recently_used_page_goes_first_and_ends_before_beginnings(tmp_path: Path) -> None:
@@ -164,20 +163,46 @@ def test_the_least_recently_used_page_goes_first_and_ends_before_beginnings(tmp_
         assert n_leading(store, [1, 2, 3]) == 3
 
 
-def test_what_is_found_or_spared_goes_last(tmp_path: Path) -> None:
+def test_what_is_spared_goes_last(tmp_path: Path) -> None:
     with memory_store(tmp_path, 6) as store:
         store_run(store, [1, 2, 3])
         store_run(store, [4, 5])
         store_run(store, [6])
         store.spare([keys_of([1, 2, 3])[-1]])
-        assert store.run(keys_of([4])) == 1
+        load_run(store, [4])
         store_run(store, [7])
         assert [n_leading(store, run) for run in ([1, 2, 3], [4, 5], [6])] == [3, 1, 1]
-        store.run(keys_of([6]))
+        load_run(store, [6])
         store.spare([keys_of([1, 2, 3])[-1], keys_of([4])[-1]])  # within a second: nothing is done
         store_run(store, [8])
         store_run(store, [9])
         assert [n_leading(store, run) for run in ([1, 2, 3], [4], [6])] == [1, 1, 1]
+
+
+def test_a_question_is_no_use(tmp_path: Path) -> None:
+    with memory_store(tmp_path, 6) as store:
+        for page in range(6):
+            store_run(store, [page])
+        for page in range(3):
+            assert store.has(*keys_of([page]))
+            assert store.run(keys_of([page])) == 1
+        for page in range(10, 13):
+            store_run(store, [page])
+        assert [n_leading(store, [page]) for page in range(6)] == [0, 0, 0, 1, 1, 1]
+
+
+def test_pages_that_a_load_has_found_go_last_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with memory_store(tmp_path, 6) as store:
+        store_run(store, [1, 2, 3])
+        store_run(store, [4, 5, 6])
+        monkeypatch.setattr(store._threads, "start", lambda *arguments: 0)
+        store.load(keys_of([1, 2, 3]), tokens_of([1, 2, 3]), buffers(3, PAGE_BYTES))
+        monkeypatch.undo()
+        for page in (7, 8, 9):
+            store_run(store, [page])
+        assert n_leading(store, [1, 2, 3]) == 3
 
 
 def test_a_chat_that_grows_loses_its_end_first(tmp_path: Path) -> None:
@@ -185,7 +210,6 @@ def test_a_chat_that_grows_loses_its_end_first(tmp_path: Path) -> None:
         chat = list(range(20))
         store_run(store, chat[:10])
         store_run(store, [100])
-        store.run(keys_of(chat))
         keys, tokens = keys_of(chat)[10:], tokens_of(chat[10:])
         assert wait(store, store.store(keys, tokens, buffers(10, PAGE_BYTES))).n_pages == 10
         for page in range(200, 254):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import select
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from radixkv.runtime.tiers.stores import shared_store as shared_store_module
 from radixkv.runtime.tiers.stores.page_keys import StateKeys
-from radixkv.runtime.tiers.stores.page_store import PageCounts
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts
 from radixkv.runtime.tiers.stores.shared_store import MAX_STATE_NAMES, N_NAMES, PAUSE_S, SharedStore
 from support.cases import examples
 from support.fake_objects import PAGE_BYTES, FakeObjects, shared_store
@@ -529,3 +530,32 @@ def test_closing_finishes_stores_and_leaves_no_thread() -> None:
         store.load(keys_of([1, 2]), tokens_of([1, 2]), buffers(2, PAGE_BYTES))
     assert time.monotonic() - started < 5
     assert set(threading.enumerate()) == threads
+
+
+@pytest.mark.parametrize("is_load", [False, True])
+def test_the_time_of_a_transfer_begins_after_those_before_it(is_load: bool) -> None:
+    objects = FakeObjects()
+    with shared_store(objects) as store:
+        n_pages = objects.n_parallel if is_load else 1
+        first, second = list(range(n_pages)), [100]
+        if is_load:
+            for run in (first, second):
+                assert store_run(store, run) == len(run)
+        objects.is_open.clear()
+        begin = store.load if is_load else store.store
+        tickets = [begin(keys_of(run), tokens_of(run), buffers(len(run), PAGE_BYTES)) for run in (first, second)]
+        time.sleep(0.5)
+        objects.is_open.set()
+        finished = wait_all(store, tickets)
+        waited, at_once = (finished[ticket] for ticket in tickets)
+        assert (waited.n_pages, at_once.n_pages) == (n_pages, 1)
+        assert at_once.seconds < 0.4 < waited.seconds
+
+
+def wait_all(store: SharedStore, tickets: Sequence[int]) -> dict[int, FinishedTransfer]:
+    """Waits until transfers have finished; returns them by ticket."""
+    finished: dict[int, FinishedTransfer] = {}
+    while len(finished) < len(tickets):
+        assert select.select([store.fileno()], [], [], TIMEOUT_S)[0], "the transfers do not finish"
+        finished |= {one.ticket: one for one in store.take_finished()}
+    return finished

@@ -42,9 +42,9 @@ COUNT_PAUSE_S = 1.0
 class SharedMemoryStore:
     """A ``PageStore`` in a segment that other servers read and write, too.
 
-    ``run`` reads the segment's own table, so nothing has to be looked up. A use of a page is that ``run`` finds it,
-    or that it is read or written; the pages before it count as used after it. So a set of slots gives up the least
-    recently used page, and the end of a prefix before its beginning.
+    ``run`` reads the segment's own table, so nothing has to be looked up. A use of a page is that it is read,
+    written or spared, and never that someone asks whether it is there; all pages before it count as used after it.
+    So a set of slots gives up the least recently used page, and the end of a prefix before its beginning.
 
     Whoever writes a slot holds its lock, empties the commit word, writes header and page, and the commit word
     last. Whoever reads one shares its lock, and compares the commit word under it. A slot whose lock another has is
@@ -114,13 +114,8 @@ class SharedMemoryStore:
         return StoreHealth(0, is_away=False)
 
     def run(self, keys: Sequence[bytes]) -> int:
-        """See ``PageStore``. Counts as a use of these pages."""
-        tick = time.monotonic_ns() + len(keys)
-        for n_pages, key in enumerate(keys):
-            if (slot := self._table.find(key)) is None:
-                return n_pages
-            self._table.touch(slot, tick - n_pages)
-        return len(keys)
+        """See ``PageStore``."""
+        return next((n for n, key in enumerate(keys) if self._table.find(key) is None), len(keys))
 
     def has(self, key: bytes) -> bool:
         """See ``PageStore``."""
@@ -133,6 +128,9 @@ class SharedMemoryStore:
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``."""
         n_known, use = self.run(keys), _ChainUse(keys)
+        tick = time.monotonic_ns() + n_known
+        for n, key in enumerate(keys[:n_known]):
+            self._use(key, tick - n)  # so that no other page takes its slot before it is read
         steps = [
             partial(self._load_page, use, *page, n < n_known)
             for n, page in enumerate(self._pages(keys, tokens, buffers))
