@@ -66,14 +66,15 @@ def test_nobody_waits_for_more_than_a_turn_of_each_adapter(
     front.adapters.close()
 
 
-def test_a_stream_of_requests_starves_no_other_adapter() -> None:
+@pytest.mark.parametrize("tenant", ["", "one"])
+def test_a_stream_of_requests_starves_no_other_adapter(tenant: str) -> None:
     """The slot closes after a turn: what runs in it ends, and later requests wait for the other adapter's turn."""
-    front = SlotFrontend(1)
+    front = SlotFrontend(1, tenants=TENANTS if tenant else ())
     waited_s: float | None = None
     for number in range(100):
-        front.submit(f"sql{number}", adapter="12ab", max_tokens=5, ignore_eos=True)
+        front.submit(f"sql{number}", adapter="12ab", max_tokens=5, ignore_eos=True, tenant=tenant)
         if number == 20:
-            front.submit("law", adapter="34cd", max_tokens=5, ignore_eos=True)
+            front.submit("law", adapter="34cd", max_tokens=5, ignore_eos=True, tenant=tenant)
             began = front.now
         front.turn()
         if number >= 20 and front.tokens("law"):
