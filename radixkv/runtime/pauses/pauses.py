@@ -16,6 +16,7 @@ from radixkv.runtime.pauses.shared_room import SharedRoom
 from radixkv.runtime.protocols.request import Observer
 from radixkv.runtime.protocols.returns import NeededPrompt, Returns
 from radixkv.runtime.request import Request
+from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import BeginPause, EndPause, PauseBegun, PauseEnded
@@ -65,7 +66,7 @@ class _Return(NamedTuple):
     """Id of the request whose answer began the pause."""
     pause_s: float
     is_on_device: bool
-    """Whether all of the conversation was in the device's cache."""
+    """Whether the device's cache had all of the conversation that the request has in common with it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -131,10 +132,11 @@ class Pauses(Returns):
         pause = self._pauses.get(message.resumes)
         if pause is not None and pause.namespace == choices[0].namespace:
             (n_cached,) = self._cache.matches([(pause.namespace, pause.key)])
-            n_computed = len(pause.key) // TOKEN_BYTES - 1  # the last token has no KV yet
+            # The last token has no KV yet, and an activated LoRA may act from elsewhere on in the prompt.
+            n_needed = min(len(pause.key) // TOKEN_BYTES - 1, n_common_tokens(pause.key, choices[0].tokens))
             states = self._cache.tree.states
             step = max(self._cache.page_size, 0 if states is None else states.block_tokens)
-            is_on_device = n_cached + step > n_computed
+            is_on_device = n_cached + step > n_needed
             turn.resumed = _Return(message.resumes, self._clock() - pause.began_at, is_on_device)
         return turn
 
