@@ -117,6 +117,32 @@ def test_diagnostics_count_what_is_shared(server: LiveServer) -> None:
     )
 
 
+def test_diagnostics_tell_what_a_moved_invocation_costs(server: LiveServer) -> None:
+    """In the words that the fields of both APIs have for it."""
+    server.flush_cache()
+    asked = {"role": "user", "content": f"{PROMPT}{INVOCATION} {PROMPT}"}
+    more = [asked, {"role": "user", "content": f"{INVOCATION} {PROMPT[:60]}"}]
+    body = {"model": "judge", "max_output_tokens": 4, "temperature": 0}
+    first = server.http.post("/v1/responses", json={**body, "input": [asked]}).json()
+    options = {"comparison_response_id": first["id"]}
+    later = {**body, "input": more, "prompt_cache_options": options, "explain_cache": True}
+    reply = server.http.post("/v1/responses", json=later).json()
+    diagnostics = reply["prompt_cache_diagnostics"]
+    assert (diagnostics["type"], diagnostics["reason"]) == ("cache_miss", "input_changed")
+    assert 32 < diagnostics["cache_missed_tokens"] < diagnostics["comparison_reusable_tokens"]
+    assert reply["usage"]["input_tokens_details"]["cache_miss"]["reason"] == "invocation"
+    body = {"model": "judge", "max_tokens": 4, "temperature": 0}
+    ids = {"previous_message_id": None}
+    first = server.http.post("/v1/messages", json={**body, "messages": [asked], "diagnostics": ids}).json()
+    ids = {"previous_message_id": first["id"]}
+    reply = server.http.post("/v1/messages", json={**body, "messages": more, "diagnostics": ids}).json()
+    reason = reply["diagnostics"]["cache_miss_reason"]
+    assert reason == {
+        "type": "messages_changed",
+        "cache_missed_input_tokens": diagnostics["cache_missed_tokens"],
+    }
+
+
 def test_adapters_are_back_after_a_runtime_was_killed(server: LiveServer) -> None:
     prompt = f"{PROMPT}{INVOCATION} {PROMPT[:60]}"
     server.flush_cache()

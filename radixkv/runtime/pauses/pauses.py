@@ -125,7 +125,7 @@ class Pauses(Returns):
         return message.may_pause or bool(message.resumes)
 
     def follow(self, message: Submit, choices: Sequence[Request]) -> Turn:
-        """Begins a turn: it ends a pause once its prompt is computed, and another may follow it. O(edges)."""
+        """Begins a turn: it ends a pause once its prompt is computed, and another may follow it. O(tokens)."""
         may_pause = message.may_pause and message.reads_cache
         turn = Turn(self, may_pause, message.session_id, message.expected_pause_s)
         self._ended.pop(message.resumes)  # a pause that has not begun yet has ended
@@ -133,7 +133,8 @@ class Pauses(Returns):
         if pause is not None and pause.namespace == choices[0].namespace:
             (n_cached,) = self._cache.matches([(pause.namespace, pause.key)])
             # The last token has no KV yet, and an activated LoRA may act from elsewhere on in the prompt.
-            n_needed = min(len(pause.key) // TOKEN_BYTES - 1, n_common_tokens(pause.key, choices[0].tokens))
+            n_common = n_common_tokens(pause.key, bytes(choices[0].tokens))
+            n_needed = min(len(pause.key) // TOKEN_BYTES - 1, n_common)
             states = self._cache.tree.states
             step = max(self._cache.page_size, 0 if states is None else states.block_tokens)
             is_on_device = n_cached + step > n_needed
