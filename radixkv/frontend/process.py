@@ -39,6 +39,7 @@ from radixkv.frontend.metrics.request_log import RequestLog, open_request_log
 from radixkv.frontend.metrics.traces import RequestTraces, open_provider
 from radixkv.frontend.miss_counts import MissRecord
 from radixkv.frontend.replicas.client import ReplicasClient
+from radixkv.frontend.replicas.placement import Placement
 from radixkv.frontend.replicas.start import start_all, start_calls
 from radixkv.frontend.replicas.supervisor import ReplicaSupervisor
 from radixkv.frontend.runtime_client import RuntimeClient
@@ -209,7 +210,10 @@ async def _serve(
         RuntimeClient(metrics, misses, shows_contents=server.may_explain_contents)
         for _ in range(server.data_parallel_size)
     ]
-    client: EngineClient = replicas[0] if len(replicas) == 1 else ReplicasClient(replicas, metrics, misses)
+    placement = Placement()
+    client: EngineClient = (
+        replicas[0] if len(replicas) == 1 else ReplicasClient(replicas, metrics, misses, placement)
+    )
     try:
         starting = asyncio.create_task(_start(engine, server, replicas, signals))
         signalled = asyncio.create_task(signals.first.wait())
@@ -222,6 +226,7 @@ async def _serve(
             # A thread may wait for the hub without end, and the interpreter would wait for the thread.
             os._exit(128 + signals.first_number)
         supervisor, served_model, adapter_loads = starting.result()
+        placement.beginning = served_model.beginning
         client.on_end.extend(open_report(served_model) for open_report in reports)
         try:
             body_reader = BodyReader(server.max_body_bytes, log=log_line)

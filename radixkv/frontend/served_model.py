@@ -121,6 +121,20 @@ class ServedModel(GenerationModel):
         marks.add(self.adapter, self.invocation_tokens)
         return marks.key(self.adapter, tokens).key
 
+    def beginning(self, adapter: str, tokens: bytes) -> tuple[str, bytes]:
+        """Returns the digest of the adapter that computes the beginning of a prompt, and the prompt's key.
+
+        O(adapters), and ``key``.
+
+        Args:
+            adapter: digest of the prompt's own; empty: the model alone.
+            tokens: the prompt, little-endian int32.
+        """
+        for model in self.adapted.values():
+            if model.adapter == adapter:
+                return model.first_adapter, model.key(tokens)
+        return adapter, tokens
+
     def without_nonces(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Returns messages as the template gets them, and counts no nonce. O(messages)."""
         return messages if self.nonce_filter is None else NonceFilter().remove(messages)

@@ -110,7 +110,7 @@ def open_scheduler(
     else:
         shares, queue = Shares(), open_queue()
     if adapter_slots is not None:
-        queue = adapter_slots.open_queue(queue)
+        queue = adapter_slots.open_queue(queue, {tenant.name: tenant.weight for tenant in tenants})
     headroom = Headroom()
     if admission == "expected":
         headroom = ExpectedHeadroom(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from radixkv import LLM, LoRARequest, SamplingParams
 from radixkv.checkpoints import resolve
+from radixkv.checkpoints.adapters import AdapterFolder
+from radixkv.cli import main
 from radixkv.errors import ConfigError, InvalidRequest
 from support.checkpoints import save_checkpoint
 from support.device_support import load_oracle, random_ids
@@ -55,6 +58,26 @@ def expected(folders: Path) -> dict[str, Any]:
 def answer(llm: LLM, request: LoRARequest | None = None) -> tuple[Any, int]:
     (output,) = llm.generate([PROMPT], PARAMS, use_tqdm=False, lora_request=request)
     return output.outputs, output.num_cached_tokens
+
+
+@pytest.mark.parametrize("n_gpus", [1, 2])
+def test_plan_counts_what_servers_have_in_host_memory(tmp_path: Path, n_gpus: int) -> None:
+    """On a GPU the arrays of the files, in each rank; on the CPU the matrices, which here are as many bytes."""
+    save_checkpoint(tmp_path / "base", head_dim=64)
+    config, file = tmp_path / "base" / "config.json", tmp_path / "plan.jsonl"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"torch_dtype": "float16", "dtype": "float16"}))
+    flags = "--max-loras 2 --max-cpu-loras 2 --gpu-memory 40GB --gpus".split()
+    assert main(["plan", str(config), *flags, str(n_gpus), "--prompt", "100", "--output-file", str(file)]) == 0
+    planned = json.loads(file.read_text())["host_adapter_bytes"]
+    oracle = load_oracle(resolve(str(tmp_path / "base")))
+    adapters = {f"a{seed}": tmp_path / f"a{seed}" for seed in range(2)}
+    for seed, folder in enumerate(adapters.values()):
+        save_adapter(folder, oracle, linear_modules(oracle), seed=seed, rank=16)
+    files = [AdapterFolder.open(folder, max_rank=16) for folder in adapters.values()]
+    in_float32 = 2 * planned
+    assert in_float32 == n_gpus * sum(file.n_bytes for file in files)
+    with opened(tmp_path, lora_modules=adapters) as llm:
+        assert in_float32 == n_gpus * llm.get_metrics().adapters.n_bytes
 
 
 def test_an_adapter_of_an_unknown_name_is_loaded(llm: LLM, folders: Path, expected: dict[str, Any]) -> None:

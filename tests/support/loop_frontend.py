@@ -229,8 +229,11 @@ class Frontend:
         assert isinstance(stats, Stats)
         return stats
 
-    def explain(self, prompt: Iterable[int], salt: str = "", *, contents: bool = True) -> cache_messages.Explained:
-        (explained,) = self.loop.receive(cache_messages.Explain("e", token_bytes(list(prompt)), salt, contents))
+    def explain(
+        self, prompt: Iterable[int], salt: str = "", *, contents: bool = True, adapter: str = ""
+    ) -> cache_messages.Explained:
+        message = cache_messages.Explain("e", token_bytes(list(prompt)), salt, contents, adapter=adapter)
+        (explained,) = self.loop.receive(message)
         assert isinstance(explained, cache_messages.Explained)
         return explained
 

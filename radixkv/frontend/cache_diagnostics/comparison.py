@@ -8,6 +8,8 @@ from radixkv.frontend.cache_diagnostics.fingerprint import Fingerprint
 
 MESSAGES = "messages"
 """The name of the part that may grow."""
+INVOCATION = "invocation"
+"""What changed where no part did, but an activated LoRA acts from elsewhere on."""
 
 
 class Verdict(NamedTuple):
@@ -17,7 +19,7 @@ class Verdict(NamedTuple):
     """Whether the request extends the earlier one and found its prefix in the cache, whether a part of it changed,
     whether the earlier one is not known, or whether the requests do not tell why the prefix was not found."""
     part: str = ""
-    """The first part that changed; empty if none did."""
+    """The first part that changed, or ``invocation``; empty if neither did."""
     n_reusable: int = 0
     """Tokens of the earlier prompt that a later one can find, in whole pages: none with another adapter."""
     n_missed: int = 0
@@ -47,7 +49,12 @@ def compare(earlier: Fingerprint, later: Fingerprint, n_cached: int, state_block
     # A state is at a multiple of a block, before what the template writes behind the last message.
     slack = state_block_tokens and state_block_tokens + page_size
     # By that, the prompts may differ: in most templates a message goes on otherwise than an answer begins.
-    if n_left - n_common > page_size or n_cached + slack < n_found:
+    if n_left - n_common > page_size:
+        mark = earlier.first_mark(later)
+        if mark is not None and n_common == mark // page_size * page_size:
+            return Verdict("changed", INVOCATION, n_left, n_left - n_common)
+        return Verdict("unavailable")
+    if n_cached + slack < n_found:
         return Verdict("unavailable")
     return Verdict("same")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from radixkv.frontend.cache_diagnostics.comparison import MESSAGES, Verdict, compare
+from radixkv.frontend.cache_diagnostics.comparison import INVOCATION, MESSAGES, Verdict, compare
 from radixkv.frontend.cache_diagnostics.fingerprint import Fingerprint
 from radixkv.frontend.cache_diagnostics.kept_fingerprints import KeptFingerprints
 
@@ -19,8 +19,10 @@ PARTS = (
     "verbosity",
     "settings",
     MESSAGES,
+    INVOCATION,
 )
-"""The parts of requests that the APIs compare, by the names under which changes are counted."""
+"""The parts of requests that the APIs compare, by the names under which changes are counted; ``invocation`` where
+none did, but an activated LoRA acts from elsewhere on."""
 
 
 class CacheDiagnostics:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 from xxhash import xxh3_64_digest
 
 DIGEST_BYTES = 8
@@ -32,6 +33,8 @@ class Fingerprint(msgspec.Struct, frozen=True):
     page_size: int
     n_prompt: int
     """Tokens of the prompt."""
+    mark: int | None = None
+    """The position from which an activated LoRA acts; None without one."""
 
     @classmethod
     def of(
@@ -64,6 +67,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
             b"".join([xxh3_64_digest(view[start : start + page_bytes]) for start in range(0, whole, page_bytes)]),
             page_size,
             len(key) // 4,
+            next(iter(np.flatnonzero(np.frombuffer(key, "<i4") < 0).tolist()), None),
         )
 
     @property
@@ -75,6 +79,12 @@ class Fingerprint(msgspec.Struct, frozen=True):
     def n_in_pages(self) -> int:
         """Tokens of the prompt in whole pages."""
         return len(self.pages) // DIGEST_BYTES * self.page_size
+
+    def first_mark(self, other: Fingerprint) -> int | None:
+        """Returns where an activated LoRA begins to act in one of both prompts and not in the other; None if it
+        does nowhere."""
+        marks = [mark for mark in (self.mark, other.mark) if mark is not None]
+        return None if self.mark == other.mark else min(marks)
 
     def n_common(self, other: Fingerprint) -> int:
         """Returns the leading tokens of both prompts that share pages, which are of equal size. O(pages)."""

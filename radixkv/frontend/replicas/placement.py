@@ -78,6 +78,8 @@ class Placement:
         probe_limit_s: float = PROBE_LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.beginning: Callable[[str, bytes], tuple[str, bytes]] = lambda adapter, tokens: (adapter, tokens)
+        """Returns the adapter that computes the beginning of a prompt, and its key: ``ServedModel.beginning``."""
         self._clock = clock
         self._probe_limit_s = probe_limit_s
         self._choice: ServerChoice[int] = ServerChoice()
@@ -134,7 +136,8 @@ class Placement:
             was_refused: whether another replica has refused it, because its queue is full.
         """
         now_s = self._clock()
-        prefixes = prefixes_of(prompt.tokens, "\0".join(_namespace(prompt)).encode())
+        adapter, key = self.beginning(prompt.adapter, prompt.tokens)
+        prefixes = prefixes_of(key, "\0".join((prompt.tenant, adapter, prompt.cache_salt)).encode())
         since = {
             index: max(replica.empty_since, now_s - UNKNOWN_S if index in found else 0.0)
             for index, replica in replicas.items()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from radixkv.errors import ConfigError
 from radixkv.settings.arguments import Parser, byte_size, count, number
 from radixkv.settings.checks import MAX_LORA_RANK
-from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig
+from radixkv.settings.config import AdapterConfig, CacheConfig, EngineConfig, ModelConfig
 from radixkv.terminal import Progress, wrapped
 
 if TYPE_CHECKING:
@@ -106,6 +106,12 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         metavar="RANK",
         help="highest rank of an adapter (default: %(default)s)",
     )
+    model.add_argument(
+        "--max-cpu-loras",
+        type=count,
+        metavar="COUNT",
+        help="with --max-loras: LoRA adapters in host memory (default: 64, or --max-loras if that is more)",
+    )
     traffic = parser.add_argument_group("requests")
     traffic.add_argument("--prompt", type=count, metavar="TOKENS", help=f"length of a prompt (default: {PROMPT})")
     traffic.add_argument("--answer", type=count, metavar="TOKENS", help=f"length of an answer (default: {ANSWER})")
@@ -140,10 +146,10 @@ def run(args: argparse.Namespace) -> int:
     """Prints the plan; returns the exit code."""
     _check_flags(args)
     from radixkv.lab.bench.output import check_outputs, open_saver
-    from radixkv.lab.planner.plan import Gpu, StatePlan, check_fits, plan_pool
+    from radixkv.lab.planner.plan import Gpu, HostAdapters, StatePlan, check_fits, plan_pool
     from radixkv.lab.planner.report import (
         LABEL_WIDTH,
-        adapter_line,
+        adapter_lines,
         hit_rate_lines,
         model_lines,
         pool_lines,
@@ -153,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     )
     from radixkv.lab.simulator.caches import Capacity
     from radixkv.lab.simulator.simulation import Simulation
-    from radixkv.runtime.device.adapters.cuda.memory_size import memory_bytes
+    from radixkv.runtime.device.adapters.cuda.memory_size import file_bytes, memory_bytes
     from radixkv.runtime.device.cuda.model_size import model_size
     from radixkv.runtime.device.machine import check_page_size
     from radixkv.runtime.device.resolved_config import GPU_MEMORY_UTILIZATION, StateRoom, with_defaults
@@ -175,6 +181,12 @@ def run(args: argparse.Namespace) -> int:
     settings = resolved.device_settings
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
+    host_adapters = HostAdapters(0, 0, n_gpus)
+    if args.max_loras is not None:
+        whole = model_size(checkpoint, args.quantization)
+        n_adapters = args.max_cpu_loras or max(resolved.max_adapters or 0, args.max_loras)
+        each = file_bytes(whole.config, args.max_lora_rank, whole.dtype)
+        host_adapters = HostAdapters(n_adapters, each, n_gpus)
     recording, request = _requests(args, settings.max_model_len)
     gpu = Gpu(args.gpu_memory, settings.gpu_memory_utilization, args.workspace, adapter_bytes)
     in_fp8 = None if size.n_quantized_values else model_size(checkpoint, "fp8", n_gpus)
@@ -210,6 +222,7 @@ def run(args: argparse.Namespace) -> int:
         "workspace_bytes": gpu.workspace_bytes,
         "adapter_bytes": gpu.adapter_bytes,
         "host_memory_bytes": args.host_memory,
+        "host_adapter_bytes": host_adapters.n_bytes,
         "request": request._asdict(),
         "rows": args.rows,
         "pools": pools,
@@ -219,7 +232,7 @@ def run(args: argparse.Namespace) -> int:
     name = checkpoint.folder.name if args.model != "tiny" else "tiny"
     lines = [*model_lines(name, size, settings.max_model_len, states)]
     if adapter_bytes:
-        lines.append(adapter_line(args.max_loras, args.max_lora_rank, adapter_bytes))
+        lines += adapter_lines(args.max_loras, args.max_lora_rank, adapter_bytes, host_adapters, size.dtype_name)
     lines.append(request_line(request, args.page_size))
     for pool in pools:
         lines += ["", *pool_lines(pool, size, gpu, request, args.page_size, states)]
@@ -234,12 +247,15 @@ def run(args: argparse.Namespace) -> int:
 def _check_flags(args: argparse.Namespace) -> None:
     parser: Parser = args.parser
     minima = {"gpu_memory": 1, "prompt": 1, "answer": 1, "shared": 0, "rows": 1, "max_loras": 1, "max_lora_rank": 1}
+    minima |= {"max_cpu_loras": 1}
     for name, minimum in minima.items():
         value = vars(args)[name]
         if value is not None and value < minimum:
             parser.error(f"{name} {value} must be at least {minimum}")
     if args.max_lora_rank > MAX_LORA_RANK:
         parser.error(f"max_lora_rank {args.max_lora_rank} must be at most {MAX_LORA_RANK}")
+    if args.max_cpu_loras is not None and args.max_loras is None:
+        parser.error(f"--max-cpu-loras {args.max_cpu_loras} is for a server with slots; give --max-loras, too")
     if args.trace is not None:
         for name in ("prompt", "shared"):
             if vars(args)[name] is not None:
@@ -270,6 +286,9 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
                 page_size=args.page_size,
                 gpu_memory_utilization=args.gpu_memory_utilization,
                 host_memory_bytes=args.host_memory,
+            ),
+            adapters=AdapterConfig(
+                max_loras=args.max_loras, max_lora_rank=args.max_lora_rank, max_cpu_loras=args.max_cpu_loras
             ),
         )
     except ConfigError as error:

@@ -107,6 +107,22 @@ class Gpu(NamedTuple):
         return min(int(self.n_bytes * self.utilization), self.n_bytes - RESERVE_BYTES)
 
 
+class HostAdapters(NamedTuple):
+    """The LoRA adapters that a server keeps in host memory, as their files have them."""
+
+    n_most: int
+    """Adapters that may be loaded at once."""
+    bytes_each: int
+    """Bytes of an adapter of all modules, of the highest rank."""
+    n_ranks: int
+    """Processes that each keep all of them."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all of them, in all processes."""
+        return self.n_most * self.bytes_each * self.n_ranks
+
+
 class StatePlan(NamedTuple):
     """The states of recurrent layers, which a server allocates beside the pool; those of other models are empty."""
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from radixkv.lab.bench.formatting import format_tokens, plural
-from radixkv.lab.planner.plan import GIB, Gpu, PoolPlan, RequestShape, SchemePlan, StatePlan, WindowPlan
+from radixkv.lab.planner.plan import (
+    GIB,
+    Gpu,
+    HostAdapters,
+    PoolPlan,
+    RequestShape,
+    SchemePlan,
+    StatePlan,
+    WindowPlan,
+)
 from radixkv.lab.simulator.simulation import Result
 from radixkv.lab.studies.paging.allocators import next_power_of_two
 from radixkv.runtime.device.adapters.cuda.memory_size import SPARE_SLOTS
@@ -31,11 +40,16 @@ def model_lines(name: str, size: ModelSize, max_model_len: int, states: StatePla
         )
 
 
-def adapter_line(max_loras: int, max_rank: int, n_bytes: int) -> str:
-    """Returns the line about the slots of adapters."""
-    return (
+def adapter_lines(max_loras: int, max_rank: int, n_bytes: int, host: HostAdapters, dtype: str) -> Iterator[str]:
+    """Yields the lines about the slots of adapters, and about those in host memory."""
+    yield (
         f"adapters   ({max_loras} + {plural(SPARE_SLOTS, 'spare slot')}) x "
         f"{n_bytes // (max_loras + SPARE_SLOTS):,} bytes of rank {max_rank} = {_bytes(n_bytes)}"
+    )
+    of_ranks = f" x {host.n_ranks} processes" if host.n_ranks > 1 else ""
+    yield (
+        f"           in host memory at most {host.n_most:,} x {host.bytes_each:,} bytes of files in "
+        f"{dtype}{of_ranks} = {_bytes(host.n_bytes)}"
     )
 
 

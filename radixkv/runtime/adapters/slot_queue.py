@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from sortedcontainers import SortedDict
 
+from radixkv.runtime.adapters.slot_times import SlotTimes
 from radixkv.runtime.protocols.queue import Queue
 from radixkv.runtime.request import Phase, Request
 
 TURN_S = 1.0
 """How long an adapter keeps its slot, and another one waits, before the slot takes no new requests."""
+_MAX_RANKED = 256
+"""Most requests in line that are ranked by prefix; the adapters have equal parts of it."""
 
 
 @dataclass(slots=True)
@@ -23,8 +27,10 @@ class _Slot:
     """When it got the slot."""
     is_closed: bool = False
     """Whether its new requests wait, so that the slot becomes free."""
-    n_queued: int = 0
-    """Requests of it in the queue behind."""
+    queued: Counter[str] = field(default_factory=Counter)
+    """How many requests of it each sender has in the queue behind; nobody has none."""
+    senders: Collection[str] = ()
+    """Whose requests use it, or did so last."""
 
 
 @dataclass(slots=True)
@@ -35,6 +41,8 @@ class _Line:
     """When the first of them came, or when the slot was closed."""
     requests: SortedDict[tuple[int, int], Request] = field(default_factory=SortedDict)
     """By their order."""
+    senders: Counter[str] = field(default_factory=Counter)
+    """How many of them each sender has; nobody has none."""
 
 
 class SlotQueue:
@@ -48,23 +56,32 @@ class SlotQueue:
     adapter has had longest, but at least for ``TURN_S``, for each adapter that has waited for ``TURN_S``. New
     requests for a closed slot's adapter are in line again. Those that have begun go on, also after a preemption, so
     it is free once these have ended. Next is the adapter that has waited longest; as long as none has waited for
-    ``TURN_S``, the one whose first request is first in order.
+    ``TURN_S``, the one whose request the queue behind would admit first, as that with the longest cached prefix.
 
     So an adapter is next after at most one turn of a slot for each adapter that has waited longer, and gets one in
-    a turn: ``TURN_S``, the time of the longest request, and that of a copy. See
+    a turn: ``TURN_S``, the time of the longest request, and that of a copy.
+
+    Senders have turns in proportion to their weights: first comes the adapter of the sender with the least
+    ``SlotTimes``, and a slot closes only for one of its own senders, or one that has had less. See
     docs/decisions/0083-adapters-take-turns.md.
 
     Args:
         queue: the queue behind.
         n_slots: adapters that steps can have.
         clock: seconds, monotonic.
+        weights: of all senders; none: all requests are of one.
     """
 
-    def __init__(self, queue: Queue, n_slots: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, queue: Queue, n_slots: int, clock: Callable[[], float], weights: Mapping[str, float] | None = None
+    ) -> None:
         self.is_common = queue.is_common
         self._queue = queue
         self._n_slots = n_slots
         self._clock = clock
+        self._times = SlotTimes(weights or {})
+        self._charged_at = 0.0
+        """Until when ``_times`` have been charged; counts while requests are in line."""
         self._slots: dict[str, _Slot] = {}
         """By digest of the adapter, that of least recent use first."""
         self._lines: dict[str, _Line] = {}
@@ -97,11 +114,9 @@ class SlotQueue:
         return bool(self._lines)
 
     def n_in_line(self, sender: str | None = None) -> int:
-        """Returns how many requests wait for a slot; those of a sender in O(requests in line)."""
-        in_line = [line.requests for line in self._lines.values()]
-        if sender is None:
-            return sum(map(len, in_line))
-        return sum(request.sender == sender for requests in in_line for request in requests.values())
+        """Returns how many requests wait for a slot, of all senders or of one. O(adapters in line)."""
+        lines = self._lines.values()
+        return sum(len(line.requests) if sender is None else line.senders[sender] for line in lines)
 
     def n_unstarted_beside(self, request: Request) -> int:
         """See ``Queue.n_unstarted_beside``. O(senders)."""
@@ -146,6 +161,10 @@ class SlotQueue:
         """See ``Queue.short``."""
         return self._queue.short(n_tokens, unfinished)
 
+    def first(self, requests: Iterable[Request]) -> Request:
+        """See ``Queue.first``."""
+        return self._queue.first(requests)
+
     def count_passes(self, admitted: Sequence[Request]) -> None:
         """See ``Queue.count_passes``."""
         self._queue.count_passes(admitted)
@@ -159,12 +178,23 @@ class SlotQueue:
         return digest in self._lines
 
     def next_adapter(self) -> str | None:
-        """Returns the adapter that is to get the next slot; None if none waits for one. O(adapters in line)."""
-        waiting = self._waiting()
-        overdue = [digest for digest in waiting if self._is_over(self._lines[digest].since)]
-        if overdue:
-            return min(overdue, key=lambda digest: self._lines[digest].since)
-        return min(waiting, key=lambda digest: self._lines[digest].requests.peekitem(0)[0], default=None)
+        """Returns the adapter that is to get the next slot; None if none waits for one.
+
+        O(adapters in line), and the ranks of some of their requests.
+        """
+        coming = self._times.copy()
+        for slot in self._slots.values():
+            coming.charge(slot.senders, max(0.0, slot.since + TURN_S - self._clock()))
+        times = {digest: coming.least(self._lines[digest].senders) for digest in self._waiting()}
+        least = min(times.values(), default=0.0)
+        first = [digest for digest, time in times.items() if time == least]
+        due = [digest for digest in first if self._is_over(self._lines[digest].since)]
+        if due or not first:
+            return min(due, key=lambda digest: self._lines[digest].since, default=None)
+        lines = [self._lines[digest] for digest in first]
+        n_each = max(1, _MAX_RANKED // len(lines))
+        ranked = (request for line in lines for request in islice(line.requests.values(), n_each))
+        return self._queue.first(ranked).adapter.digest
 
     def find_slot(self, users: Iterable[Request]) -> tuple[bool, str | None]:
         """Returns whether another adapter can get a slot, and the adapter that loses its own for that, if any.
@@ -177,7 +207,7 @@ class SlotQueue:
         if len(self._slots) < self._n_slots:
             return True, None
         used = {request.adapter.digest for request in users}
-        unused = (digest for digest, slot in self._slots.items() if not slot.n_queued and digest not in used)
+        unused = (digest for digest, slot in self._slots.items() if not slot.queued and digest not in used)
         digest = next(unused, None)
         return digest is not None, digest
 
@@ -190,18 +220,25 @@ class SlotQueue:
     def withdraw(self, digest: str) -> bool:
         """Takes the slot of an adapter that is not in use; returns whether it had one. O(1)."""
         slot = self._slots.pop(digest, None)
-        assert slot is None or not slot.n_queued, "a slot in use is never taken"
+        assert slot is None or not slot.queued, "a slot in use is never taken"
         return slot is not None
 
-    def take_turns(self) -> None:
+    def take_turns(self, users: Iterable[Request]) -> None:
         """Closes the slots that others are due to get, and opens those that nobody waits for any more.
 
-        O(slots + adapters in line), and O(waiting) where a slot closes.
+        O(slots · adapters in line), with senders O(users + senders), and O(waiting) where a slot closes.
+
+        Args:
+            users: the requests that hold or load pages.
         """
+        if self._lines and not self._times.are_equal:
+            self._charge(users)
         n_empty = self._n_slots - len(self._slots)
-        n_due = sum(self._is_over(self._lines[digest].since) for digest in self._waiting()) - n_empty
-        longest = sorted((slot.since, digest) for digest, slot in self._slots.items() if self._is_over(slot.since))
-        closing = {digest for _, digest in longest[: max(0, n_due)]}
+        closing: set[str] = set()
+        for line in [self._lines[digest] for digest in self._due()[n_empty:]]:
+            may_close = [one for one in self._slots if one not in closing and self._may_close(one, line)]
+            if may_close:
+                closing.add(min(may_close, key=self._closes_at))
         for digest, slot in self._slots.items():
             if slot.is_closed and digest not in closing:
                 slot.is_closed = False
@@ -209,6 +246,45 @@ class SlotQueue:
             elif not slot.is_closed and digest in closing:
                 slot.is_closed = True
                 self._return_to_line(digest)
+
+    def _charge(self, users: Iterable[Request]) -> None:
+        """Adds the time of all slots since the last call to the times of their senders."""
+        now = self._clock()
+        senders: dict[str, set[str]] = {digest: {*slot.queued} for digest, slot in self._slots.items()}
+        for request in users:
+            if request.adapter.digest in senders:
+                senders[request.adapter.digest].add(request.sender)
+        for digest, slot in self._slots.items():
+            slot.senders = senders[digest] or slot.senders
+            self._times.charge(slot.senders, now - self._charged_at)
+        turns = [slot for slot in self._slots.values() if slot.is_closed or not self._is_over(slot.since)]
+        self._times.raise_others(
+            waiting={sender for digest in self._waiting() for sender in self._lines[digest].senders},
+            served={sender for slot in turns for sender in slot.senders},
+        )
+        self._charged_at = now
+
+    def _due(self) -> list[str]:
+        """Returns the adapters in line that are due, in the order of their turns."""
+        due = [digest for digest in self._waiting() if self._is_over(self._lines[digest].since)]
+        return sorted(due, key=lambda digest: (self._time_of(self._lines[digest]), self._lines[digest].since))
+
+    def _may_close(self, digest: str, line: _Line) -> bool:
+        """Returns whether a slot may close for a line, or remain closed."""
+        slot = self._slots[digest]
+        if slot.is_closed or not self._is_over(slot.since):
+            return slot.is_closed
+        is_own = self._times.are_equal or not line.senders.keys().isdisjoint(slot.senders)
+        return is_own or self._time_of(line) < self._times.most(slot.senders)
+
+    def _closes_at(self, digest: str) -> tuple[bool, float, float]:
+        """Returns the place of a slot in the order in which slots close."""
+        slot = self._slots[digest]
+        return not slot.is_closed, -self._times.most(slot.senders), slot.since
+
+    def _time_of(self, line: _Line) -> float:
+        """Returns the least slot time of those who wait in a line: it is their turn that it takes."""
+        return self._times.least(line.senders)
 
     def _waiting(self) -> list[str]:
         """Returns the adapters in line that have no slot, the first of which began to wait first."""
@@ -219,14 +295,14 @@ class SlotQueue:
 
     def _enter_queue(self, request: Request) -> None:
         if request.adapter.digest:
-            self._slots[request.adapter.digest].n_queued += 1
+            self._slots[request.adapter.digest].queued[request.sender] += 1
         self._queue.add(request)
 
     def _left_queue(self, request: Request) -> None:
         """Counts that a request has left the queue behind; its adapter is that of most recent use."""
         if request.adapter.digest:
             slot = self._slots.pop(request.adapter.digest)
-            slot.n_queued -= 1
+            _subtract(slot.queued, request.sender)
             self._slots[request.adapter.digest] = slot
 
     def _is_in_line(self, request: Request) -> bool:
@@ -237,8 +313,12 @@ class SlotQueue:
         assert not _has_begun(request), "a request that has begun is in a slot that is in use, which is never taken"
         request.phase = Phase.WAITING
         request.key = bytes(request.tokens)
+        if not self._lines:
+            self._times.forget()
+            self._charged_at = self._clock()
         line = self._lines.setdefault(request.adapter.digest, _Line(self._clock()))
         line.requests[request.order] = request
+        line.senders[request.sender] += 1
         self._unstarted[request.received_at, request.serial] = request
         self._n_unstarted[request.sender] += 1
 
@@ -247,6 +327,7 @@ class SlotQueue:
         digest = request.adapter.digest
         line = self._lines[digest]
         del line.requests[request.order]
+        _subtract(line.senders, request.sender)
         if not line.requests:
             del self._lines[digest]
         del self._unstarted[request.received_at, request.serial]
@@ -264,9 +345,15 @@ class SlotQueue:
         for request in tuple(self._queue):
             if request.adapter.digest == digest and not _has_begun(request):
                 self._queue.remove(request)
-                self._slots[digest].n_queued -= 1
+                _subtract(self._slots[digest].queued, request.sender)
                 self._enter_line(request)
 
 
 def _has_begun(request: Request) -> bool:
     return request.first_row is not None
+
+
+def _subtract(counts: Counter[str], sender: str) -> None:
+    counts[sender] -= 1
+    if not counts[sender]:
+        del counts[sender]

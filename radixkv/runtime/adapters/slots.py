@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import NamedTuple
 
@@ -51,9 +51,14 @@ class AdapterSlots:
         self._filled: Finished[Exception | None] = Finished()
         """The errors of copies that have ended."""
 
-    def open_queue(self, queue: Queue) -> SlotQueue:
-        """Returns the waiting queue of the engine, in front of one for the requests that can be admitted."""
-        self._queue = SlotQueue(queue, self._n_slots, self._clock)
+    def open_queue(self, queue: Queue, weights: Mapping[str, float] | None = None) -> SlotQueue:
+        """Returns the waiting queue of the engine, in front of one for the requests that can be admitted.
+
+        Args:
+            queue: that of the requests that can be admitted.
+            weights: of all senders; none: all requests are of one.
+        """
+        self._queue = SlotQueue(queue, self._n_slots, self._clock, weights)
         return self._queue
 
     def watch(self, users: Callable[[], Iterable[Request]]) -> None:
@@ -78,7 +83,7 @@ class AdapterSlots:
     def advance(self) -> None:
         """Gives the adapter that has been copied its slot, and begins to copy the next one. Called between turns.
 
-        O(slots + adapters in line + requests with pages) while requests wait.
+        O(slots · adapters in line + requests with pages) while requests wait, with senders O(senders).
 
         Raises:
             DeviceLost: an adapter could not be copied.
@@ -89,7 +94,7 @@ class AdapterSlots:
                 raise DeviceLost(f"an adapter could not be copied: {type(error).__name__}: {error}") from error
         if self._coming is not None and self._thread is None:
             self._place(self._coming)
-        self.queue.take_turns()
+        self.queue.take_turns(self._users())
         if self._coming is None and (digest := self.queue.next_adapter()) is not None:
             self._begin(digest)
 

@@ -16,6 +16,7 @@ from radixkv.runtime.pauses.shared_room import SharedRoom
 from radixkv.runtime.protocols.request import Observer
 from radixkv.runtime.protocols.returns import NeededPrompt, Returns
 from radixkv.runtime.request import Request
+from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import BeginPause, EndPause, PauseBegun, PauseEnded
@@ -65,7 +66,7 @@ class _Return(NamedTuple):
     """Id of the request whose answer began the pause."""
     pause_s: float
     is_on_device: bool
-    """Whether all of the conversation was in the device's cache."""
+    """Whether the device's cache had all of the conversation that the request has in common with it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -124,17 +125,19 @@ class Pauses(Returns):
         return message.may_pause or bool(message.resumes)
 
     def follow(self, message: Submit, choices: Sequence[Request]) -> Turn:
-        """Begins a turn: it ends a pause once its prompt is computed, and another may follow it. O(edges)."""
+        """Begins a turn: it ends a pause once its prompt is computed, and another may follow it. O(tokens)."""
         may_pause = message.may_pause and message.reads_cache
         turn = Turn(self, may_pause, message.session_id, message.expected_pause_s)
         self._ended.pop(message.resumes)  # a pause that has not begun yet has ended
         pause = self._pauses.get(message.resumes)
         if pause is not None and pause.namespace == choices[0].namespace:
             (n_cached,) = self._cache.matches([(pause.namespace, pause.key)])
-            n_computed = len(pause.key) // TOKEN_BYTES - 1  # the last token has no KV yet
+            # The last token has no KV yet, and an activated LoRA may act from elsewhere on in the prompt.
+            n_common = n_common_tokens(pause.key, bytes(choices[0].tokens))
+            n_needed = min(len(pause.key) // TOKEN_BYTES - 1, n_common)
             states = self._cache.tree.states
             step = max(self._cache.page_size, 0 if states is None else states.block_tokens)
-            is_on_device = n_cached + step > n_computed
+            is_on_device = n_cached + step > n_needed
             turn.resumed = _Return(message.resumes, self._clock() - pause.began_at, is_on_device)
         return turn
 

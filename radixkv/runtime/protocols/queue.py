@@ -46,6 +46,9 @@ class Queue(Protocol):
     def short(self, n_tokens: int, unfinished: Sequence[Request]) -> Iterable[Request]:
         """Returns requests with at most ``n_tokens`` to compute, which may overtake ``unfinished`` prompts."""
 
+    def first(self, requests: Iterable[Request]) -> Request:
+        """Returns which of some requests of one sender goes first, whether they are in the queue or not."""
+
     def count_passes(self, admitted: Sequence[Request]) -> None:
         """Counts that a step admits these requests before others that are earlier in order."""
 

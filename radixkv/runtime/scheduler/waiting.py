@@ -129,6 +129,17 @@ class WaitingQueue:
             (request for request in found if not request.recovery.is_retried), key=lambda request: request.serial
         )
 
+    def first(self, requests: Iterable[Request]) -> Request:
+        """Returns which of some requests, at least one, goes first, whether they are in the queue or not.
+
+        O(requests), with ``lpm`` a match for each.
+        """
+        ranked = list(requests)
+        if self._policy == "fcfs":
+            return min(ranked, key=lambda request: request.order)
+        self._match(ranked)
+        return min(ranked, key=self._rank)
+
     def count_passes(self, admitted: Sequence[Request]) -> None:
         """Adds 1 to ``n_passed_over`` of each request in the window that is earlier in order than an admitted one.
 

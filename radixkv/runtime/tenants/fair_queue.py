@@ -159,6 +159,11 @@ class FairQueue:
             max(1, self._window // _MIN_WINDOW),
         )
 
+    def first(self, requests: Iterable[Request]) -> Request:
+        """Returns which of some requests, at least one, goes first within a tenant. See ``WaitingQueue.first``."""
+        ranked = list(requests)
+        return self._queues[ranked[0].sender].first(ranked)
+
     def count_passes(self, admitted: Sequence[Request]) -> None:
         """Does what ``WaitingQueue.count_passes`` does, within each tenant."""
         for tenant in {request.sender for request in admitted}:

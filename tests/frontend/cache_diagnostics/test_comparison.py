@@ -118,6 +118,23 @@ def test_a_history_that_is_rendered_otherwise_is_no_hit() -> None:
         assert compare(earlier.fingerprint(), later.fingerprint(), n_equal, 0).outcome == outcome
 
 
+def test_an_invocation_that_has_moved_is_a_change_with_its_cost() -> None:
+    """What is before the earlier place is common; less than a page behind it is no change, as in other turns."""
+    for place, missed in ((2, 40), (18, 24), (31, 12), (33, 8), (37, 4)):
+        earlier = Asked("", (0, 0, 0), (1,), (*range(place), -7, *range(place + 1, 40)))
+        later = earlier._replace(messages=(1, 2), tokens=(*range(60), -7, *range(61, 80)))
+        assert (
+            compare(earlier.fingerprint(), earlier._replace(messages=(1, 2)).fingerprint(), 36, 0).outcome == "same"
+        )
+        for one, other in ((earlier, later), (later._replace(messages=(1,)), earlier._replace(messages=(1, 2)))):
+            n_left, n_missed = len(one.tokens), missed + len(one.tokens) - 40
+            changed = Verdict("changed", "invocation", n_left, n_missed)
+            verdict = compare(one.fingerprint(), other.fingerprint(), whole(place), 0)
+            assert verdict == (changed if n_missed > PAGE_SIZE else Verdict("same"))
+    elsewhere = earlier._replace(tokens=(*range(10), 99, *range(11, 37), -7, *range(38, 40)))
+    assert compare(elsewhere.fingerprint(), later.fingerprint(), 8, 0) == Verdict("unavailable")
+
+
 def test_a_request_of_another_api_is_not_found() -> None:
     """It has other parts, so there is nothing to compare."""
     ours = Asked("", (0, 0, 0), (1,), (1, 2, 3, 4)).fingerprint()

@@ -10,11 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from radixkv.errors import RequestError, RuntimeDied
-from radixkv.frontend.replicas.placement import MAX_PROBED_PROMPTS, UNKNOWN_S, Placement
+from radixkv.frontend.replicas.placement import MAX_PROBED_PROMPTS, TOKENS_PER_ANSWER, UNKNOWN_S, Placement
+from radixkv.frontend.served_model import ServedModel
+from radixkv.wire.adapter_messages import ServedAdapter
 from radixkv.wire.cache_messages import Matched, TierMatch
 from radixkv.wire.messages import Submit, pack_tokens
 from radixkv.wire.request_limits import MAX_MATCHED_TOKENS
 from radixkv.wire.sampling import SamplingParams
+from support.scripted_runtime import ScriptedLoop
 
 N_TOKENS = 400
 
@@ -93,6 +96,37 @@ def test_prompts_that_arrive_together_go_where_the_first_went() -> None:
     assert [choose(placement, replicas) for _ in range(4)] == [first] * 4
     assert choose(placement, replicas, prompt(salt="other")) != first
     assert choose(placement, replicas, prompt(first=99, salt="another")) != first
+
+
+ACTIVATED, LORA, INVOCATION = "12ab", "34cd", (300, 301)
+
+
+def served_model() -> ServedModel:
+    adapters = (ServedAdapter("judge", "judge", ACTIVATED, INVOCATION), ServedAdapter("sql", "sql", LORA))
+    ready = replace(ScriptedLoop().ready, adapters=adapters)
+    return ServedModel(name="echo", root="some/echo", ready=ready, tokenizer=None, created=0)
+
+
+def test_an_activated_lora_goes_where_the_model_has_the_prompt_before_its_invocation() -> None:
+    """Also right behind it, before a replica can say that it has the prompt."""
+    placement, replicas = patient(), {0: FakeReplica(), 1: FakeReplica()}
+    placement.beginning = served_model().beginning
+    for salt in "abcdef":
+        first = choose(placement, replicas, prompt(salt=salt))
+        again = replace(prompt(salt=salt), adapter=ACTIVATED)
+        assert choose(placement, replicas, again) == first
+    assert sum(placement.n_placed(number)["recent"] for number in replicas) == 6
+
+
+@pytest.mark.parametrize(("adapter", "n_shared"), [("", 400), (ACTIVATED, 299), (LORA, 0), ("56ef", 0)])
+def test_recent_prompts_count_as_far_as_they_have_the_same_key(adapter: str, n_shared: int) -> None:
+    """An adapter of another digest, such as one that was unloaded, shares nothing."""
+    placement = patient()
+    placement.beginning = served_model().beginning
+    placement.choose(prompt(), {0: FakeReplica()}, {})
+    load = placement.choose(replace(prompt(), adapter=adapter), {0: FakeReplica()}, {}).load
+    n_found = N_TOKENS - (load - 1) * TOKENS_PER_ANSWER
+    assert n_shared * 7 // 8 - 16 <= n_found <= n_shared
 
 
 def test_for_a_silent_replica_counts_what_was_sent_to_it() -> None:

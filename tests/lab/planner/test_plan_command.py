@@ -133,12 +133,21 @@ def test_slots_of_adapters_take_memory_beside_the_pool(model, planned, capsys):
     )
     assert plan["adapter_bytes"] == n_bytes
     assert plan["pools"][0]["pool_bytes"] == without["pools"][0]["pool_bytes"] - n_bytes
+    assert (plan["host_adapter_bytes"], without["host_adapter_bytes"]) == (64 * n_bytes // 9, 0)
     text = " ".join(capsys.readouterr().out.split())
     assert f"adapters (8 + 1 spare slot) x {n_bytes // 9:,} bytes of rank 32 = {n_bytes:,} bytes" in text
+    assert (
+        f"in host memory at most 64 x {n_bytes // 9:,} bytes of files in bfloat16 = {64 * n_bytes // 9:,}" in text
+    )
     assert f"weights - {n_bytes:,} adapters - 3,221,225,472 workspace" in text
     for flags, words in (
         (("--gpu-memory", "160GB", "--max-loras", 60), "the adapters 23.5 and the workspace"),
         (("--gpu-memory", "160GB", "--max-loras", 0), "max_loras 0 must be at least 1"),
+        (("--gpu-memory", "160GB", "--max-cpu-loras", 9), "is for a server with slots; give --max-loras, too"),
+        (
+            ("--gpu-memory", "160GB", "--max-loras", 9, "--max-cpu-loras", 8),
+            "max_cpu_loras 8 is less than max_loras",
+        ),
         (("--gpu-memory", "160GB", "--max-lora-rank", 129), "max_lora_rank 129 must be at most 128"),
     ):
         assert exit_code(file, *flags) != 0
@@ -152,6 +161,8 @@ def test_slots_of_each_of_several_gpus_have_its_part_of_adapters(model, planned)
         sides = (8192 + own) + 2 * (8192 + n_key) + (own + 8192) + 2 * (8192 + inner) + (inner + 8192)
         plan = planned(model(), "--gpu-memory", "160GB", "--gpus", n_gpus, "--max-loras", 8)
         assert plan["adapter_bytes"] == 9 * 80 * 16 * sides * 2
+        whole = (8192 + 8192) + 2 * (8192 + 1024) + (8192 + 8192) + 2 * (8192 + 28_672) + (28_672 + 8192)
+        assert plan["host_adapter_bytes"] == n_gpus * 64 * 80 * 16 * whole * 2, "each rank has all files"
 
 
 def test_states_of_recurrent_layers_take_memory_beside_the_pool(model, planned, capsys):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -15,53 +14,13 @@ from radixkv.errors import DeviceLost
 from radixkv.runtime.adapters.slot_queue import TURN_S
 from radixkv.runtime.finished import wait_readable
 from radixkv.settings.tenants import TenantConfig
-from radixkv.wire.adapter_messages import LoadAdapter, ServedAdapter, UnloadAdapter
+from radixkv.wire.adapter_messages import LoadAdapter, UnloadAdapter
 from support.cases import examples
-from support.fake_adapters import FakeCopy, fake_adapters
+from support.fake_adapters import FakeCopy
 from support.loop_frontend import Frontend, done, failed
+from support.slot_frontend import DIGESTS, STEP_S, SlotFrontend
 
-DIGESTS = ("12ab", "34cd", "56ef", "78ab")
 TENANTS = (TenantConfig("one", cache_salt="request"), TenantConfig("two", cache_salt="request"))
-STEP_S = 0.1
-
-
-class SlotFrontend(Frontend):
-    """A frontend of a loop with adapters in slots. A copy ends before the turn after that which begins it."""
-
-    def __init__(self, n_slots: int, digests: Sequence[str] = DIGESTS, **settings: object) -> None:
-        served = [ServedAdapter(digest, digest, digest) for digest in digests]
-        folders = {digest: digest for digest in digests}
-        self.adapters = fake_adapters(*served, folders=folders, n_slots=n_slots, clock=lambda: self.now)
-        self.slots = self.adapters._slots
-        self.adapters_device = self.adapters._device
-        super().__init__(adapters=self.adapters, **settings)
-        self.device.step_s = STEP_S
-        self.adapters_device.launched = self.launched
-
-    def launched(self) -> set[str]:
-        """Returns the digests of the rows of launched steps."""
-        return {row.adapter for plan in self.scheduler.launched_plans for row, _ in plan.rows()}
-
-    def turn(self, n_turns: int = 1) -> None:
-        for _ in range(n_turns):
-            if self.slots._thread is not None:
-                wait_readable([self.slots.fileno()], 10.0)
-            super().turn()
-            self.check_slots()
-
-    def check_slots(self) -> None:
-        self.adapters_device.check_slots()
-        queue = self.slots.queue
-        assert queue._slots.keys() == self.adapters_device.in_slots
-        in_line = [one for line in queue._lines.values() for one in line.requests.values()]
-        assert not set(in_line) & set(queue)
-        assert all(one.block_table is None and one.first_row is None for one in in_line)
-        assert len(queue._unstarted) == queue._n_unstarted.total() == len(in_line)
-        for digest, slot in queue._slots.items():
-            assert slot.n_queued == sum(one.adapter.digest == digest for one in queue)
-
-    def tokens(self, request_id: str) -> list[int]:
-        return self.received[request_id].tokens.get(0, [])
 
 
 @given(
@@ -108,14 +67,15 @@ def test_nobody_waits_for_more_than_a_turn_of_each_adapter(
     front.adapters.close()
 
 
-def test_a_stream_of_requests_starves_no_other_adapter() -> None:
+@pytest.mark.parametrize("tenant", ["", "one"])
+def test_a_stream_of_requests_starves_no_other_adapter(tenant: str) -> None:
     """The slot closes after a turn: what runs in it ends, and later requests wait for the other adapter's turn."""
-    front = SlotFrontend(1)
+    front = SlotFrontend(1, tenants=TENANTS if tenant else ())
     waited_s: float | None = None
     for number in range(100):
-        front.submit(f"sql{number}", adapter="12ab", max_tokens=5, ignore_eos=True)
+        front.submit(f"sql{number}", adapter="12ab", max_tokens=5, ignore_eos=True, tenant=tenant)
         if number == 20:
-            front.submit("law", adapter="34cd", max_tokens=5, ignore_eos=True)
+            front.submit("law", adapter="34cd", max_tokens=5, ignore_eos=True, tenant=tenant)
             began = front.now
         front.turn()
         if number >= 20 and front.tokens("law"):

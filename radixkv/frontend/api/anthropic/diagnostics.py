@@ -6,7 +6,7 @@ from typing import Any
 
 from radixkv.frontend.answers import SingleAnswer
 from radixkv.frontend.api.anthropic.schema import MessagesRequest
-from radixkv.frontend.cache_diagnostics.comparison import Verdict
+from radixkv.frontend.cache_diagnostics.comparison import INVOCATION, MESSAGES, Verdict
 from radixkv.frontend.cache_diagnostics.fingerprint import Fingerprint
 from radixkv.frontend.chat import Chat
 from radixkv.frontend.served_model import ServedModel
@@ -46,6 +46,7 @@ def diagnostics_field(verdict: Verdict | None) -> dict[str, Any] | None:
         return None
     if verdict.outcome == "not_found":
         return {"cache_miss_reason": {"type": "previous_message_not_found"}}
-    if verdict.part not in _REASONS:
+    part = MESSAGES if verdict.part == INVOCATION else verdict.part
+    if part not in _REASONS:
         return {"cache_miss_reason": {"type": "unavailable"}}
-    return {"cache_miss_reason": {"type": f"{verdict.part}_changed", "cache_missed_input_tokens": verdict.n_missed}}
+    return {"cache_miss_reason": {"type": f"{part}_changed", "cache_missed_input_tokens": verdict.n_missed}}

@@ -6,7 +6,7 @@ from typing import Any
 
 from radixkv.frontend.answers import SingleAnswer
 from radixkv.frontend.api.responses.schema import ResponsesRequest, TextFormat
-from radixkv.frontend.cache_diagnostics.comparison import MESSAGES, Verdict
+from radixkv.frontend.cache_diagnostics.comparison import INVOCATION, MESSAGES, Verdict
 from radixkv.frontend.cache_diagnostics.fingerprint import Fingerprint
 from radixkv.frontend.chat import Chat
 from radixkv.frontend.served_model import ServedModel
@@ -53,7 +53,7 @@ def diagnostics_field(verdict: Verdict | None) -> dict[str, Any] | None:
         case "changed":
             return {
                 "type": "cache_miss",
-                "reason": "input_changed" if verdict.part == MESSAGES else f"{verdict.part}_changed",
+                "reason": "input_changed" if verdict.part in (MESSAGES, INVOCATION) else f"{verdict.part}_changed",
                 "cache_missed_tokens": verdict.n_missed,
                 "comparison_reusable_tokens": verdict.n_reusable,
             }

@@ -1,4 +1,4 @@
-"""The memory that adapters take on a GPU."""
+"""The memory that adapters take on a GPU, each in a slot."""
 
 from __future__ import annotations
 
@@ -20,5 +20,9 @@ def memory_bytes(model: DecoderConfig, max_loras: int, max_rank: int, dtype: tor
         max_rank: most ranks of an adapter.
         dtype: of activations.
     """
-    n_values = sum(max_rank * sum(shape) for shape in target_shapes(model).values())
-    return (max_loras + SPARE_SLOTS) * n_values * dtype.itemsize
+    return (max_loras + SPARE_SLOTS) * file_bytes(model, max_rank, dtype)
+
+
+def file_bytes(model: DecoderConfig, rank: int, dtype: torch.dtype) -> int:
+    """Returns the bytes of an adapter of all modules of a model; those of its file, if that has this dtype."""
+    return rank * sum(map(sum, target_shapes(model).values())) * dtype.itemsize
