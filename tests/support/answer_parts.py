@@ -59,6 +59,7 @@ class ScriptedAnswer:
     ends_with_context = False
     n_prompt, n_cached, n_written, n_output, n_reasoning = 40, 16, 16, 7, 3
     stored_fields: Mapping[str, dict[str, int]] = MappingProxyType({})
+    eviction_fields: Mapping[str, dict[str, int]] = MappingProxyType({})
 
     def __init__(self, deltas: Sequence[OutputDelta[None]], error: RequestError | None = None) -> None:
         self._deltas = deltas

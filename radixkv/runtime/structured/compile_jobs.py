@@ -94,6 +94,8 @@ class CompileJobs:
         self._compilations: dict[Job, _Compilation] = {}
         """Compilations that somebody waits for."""
         self._tasks: set[Task[None]] = set()
+        self._is_ending = False
+        """Whether no compilation begins any more: its task might outlive the event loop."""
         self._loop = asyncio.new_event_loop()
         self._main = self._loop.create_task(self._keep_trials())
         self._thread = threading.Thread(target=self._run, name="radixkv-grammars", daemon=True)
@@ -168,6 +170,7 @@ class CompileJobs:
                 _log.warning("the process that tries grammars ended; it is started again")
                 trials = await self._restart(vocabulary)
         finally:
+            self._is_ending = True
             for task in (vocabulary, compiler, *self._tasks):
                 task.cancel()
             await asyncio.gather(vocabulary, compiler, *self._tasks, return_exceptions=True)
@@ -176,6 +179,8 @@ class CompileJobs:
             self._executor.shutdown()
 
     def _begin(self, job: Job) -> None:
+        if self._is_ending:
+            return
         compilation = self._compilations[job] = _Compilation(job)
         compilation.task = asyncio.create_task(self._compile(compilation))
         self._tasks.add(compilation.task)
