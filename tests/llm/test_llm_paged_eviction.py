@@ -169,18 +169,29 @@ def test_the_budget_of_the_server_is_that_of_requests_without_one() -> None:
         outputs = llm.generate(prompts, [sampled(None), sampled(32), sampled(0)], use_tqdm=False)
         budgets = [None if one.kv_eviction is None else one.kv_eviction.kv_budget for one in outputs]
         assert budgets == [16, 32, None]
-        with pytest.raises(InvalidRequest, match="n does not work with kv_budget 16"):
-            llm.generate(prompts[:1], sampled(None, n=2), use_tqdm=False)
-        answers = llm.generate(prompts[:1], sampled(0, n=2), use_tqdm=False)[0]
-        assert len(answers.outputs) == 2
-        beams = llm.generate(prompts[:1], SamplingParams(n=2, use_beam_search=True, kv_budget=0), use_tqdm=False)
-        assert len(beams[0].outputs) == 2
+        for kv_budget in (None, 0):
+            answers = llm.generate(prompts[:1], sampled(kv_budget, n=2), use_tqdm=False)[0]
+            assert (len(answers.outputs), answers.kv_eviction) == (2, None), "both need all KV, and have it"
+            beams = SamplingParams(n=2, use_beam_search=True, kv_budget=kv_budget)
+            assert len(llm.generate(prompts[:1], beams, use_tqdm=False)[0].outputs) == 2
+        with pytest.raises(InvalidRequest, match="n does not work with kv_budget 32"):
+            llm.generate(prompts[:1], sampled(32, n=2), use_tqdm=False)
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
         ({"model_type": "mistral", "sliding_window": 24}, "sliding windows"),
+        # Hardly shorter than the context: pages of all layers are kept.
+        (
+            {
+                "model_type": "qwen3",
+                "use_sliding_window": True,
+                "sliding_window": 120,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            },
+            "sliding windows",
+        ),
         (
             {
                 "model_type": "qwen3_5_text",

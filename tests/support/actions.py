@@ -261,7 +261,7 @@ class Actions:
         self._evict(self.engine.host, n_slots)
 
     def _evict(self, cache: PageCache, n_pages: int) -> None:
-        n_pages = min(cache.n_free + n_pages, cache.n_available_to(Namespace()))
+        n_pages = max(0, min(cache.n_free + n_pages, cache.n_available_to(Namespace())))
         blocks = cache.open(Namespace(), b"", bypasses_tree=True)
         cache._take(blocks, n_pages)  # without window pages
         cache.close(blocks)

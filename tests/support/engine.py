@@ -438,7 +438,7 @@ class Engine:
         ends = [
             chain(request.namespace, tokens[: (entry + 1) * self.page_size]) for entry in request.blocks.skipped
         ]
-        return SkippedPages(tuple(request.blocks.skipped), tuple(ends))
+        return SkippedPages(tuple(request.blocks.skipped), tuple(ends), name_of(request))
 
     def sample_step(self) -> bool:
         """Samples the newest step if all tokens before it are known; False if they are not."""

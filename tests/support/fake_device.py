@@ -47,8 +47,8 @@ class KVValue(NamedTuple):
     """The chain's end after it."""
     n_executed: int
     """Steps that the device had executed when it computed the slot."""
-    reader: int | None = None
-    """The batch slot of a row that has skipped pages, which alone may read the slot; None: any row may."""
+    reader: str | None = None
+    """The request of a row that has skipped pages, which alone may read the slot; None: any row may."""
 
 
 class SkippedPages(NamedTuple):
@@ -58,6 +58,8 @@ class SkippedPages(NamedTuple):
     """Entries of its request's block table, ascending."""
     ends: tuple[int, ...]
     """The chain's end after each of these pages."""
+    owner: str = ""
+    """The request."""
 
 
 ACTIVATED = ("1a" * 32, "2b" * 32)
@@ -367,6 +369,10 @@ class FakeDevice:
     """When it is done with all launched steps."""
 
     @property
+    def has_windows(self) -> bool:
+        return self.window is not None or self.mixed_window is not None
+
+    @property
     def splits_drafts(self) -> bool:
         return self.max_split_rows is not None
 
@@ -637,7 +643,8 @@ class FakeDevice:
             value: KVValue | str = NAN
             if end is not None and tokens is not None and chain is not None:
                 following = link(end, tokens[offset])
-                reader = row.batch_slot if row.n_skipped else None
+                skips = self.skips.get(row.batch_slot)
+                reader = None if skips is None else skips.owner
                 value, end = KVValue(end, following, len(self.executed), reader), following
                 chain.append(following)
             position = row.start + offset
@@ -749,7 +756,7 @@ class FakeDevice:
             if isinstance(value, str):
                 finite = False
             elif finite:
-                assert value.reader in (None, row.batch_slot if row.n_skipped else None), (
+                assert value.reader in (None, skips.owner or None), (
                     f"slot {row.batch_slot} reads what a row computed at position {position} that skipped pages"
                 )
                 assert previous in (None, value.previous), (

@@ -20,6 +20,8 @@ class ReplacedPage(NamedTuple):
     """Index of the page in the block table."""
     page: int
     """Index of the page in the pool."""
+    is_duplicate: bool = True
+    """Whether the tree's page has taken the entry."""
 
 
 @dataclass(slots=True, eq=False)

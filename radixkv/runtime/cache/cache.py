@@ -473,8 +473,8 @@ class PageCache:
         Returns:
             The number of pages that will be freed.
         """
-        own = [ReplacedPage(last_step, entry, blocks.pages[entry]) for entry in entries if entry >= blocks.n_leased]
-        blocks.replaced += own
+        own = [entry for entry in entries if entry >= blocks.n_leased]
+        blocks.replaced += [ReplacedPage(last_step, one, blocks.pages[one], is_duplicate=False) for one in own]
         blocks.skip(entries)
         return len(own)
 

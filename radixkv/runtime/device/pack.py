@@ -222,6 +222,7 @@ class Packer:
                 "a decode row computes one token, and its drafts",
             ),
             (step.n_drafts is None or not step.n_drafts[n_decode:].any(), "a row of a prompt has drafts"),
+            (rows.n_skipped >= 0, "a row skips fewer than 0 pages"),
             (n_id_bytes == 4 * rows.n_tokens, "a row needs as many ids as it has tokens"),
             (
                 self._max_tokens is None or n_ids <= self._max_tokens,
@@ -277,14 +278,9 @@ def _check_plan(plan: StepPlan, n_batch_slots: int, n_pages: int) -> None:
     if len(set(batch_slots)) < len(batch_slots):
         twice = next(batch_slot for batch_slot in batch_slots if batch_slots.count(batch_slot) > 1)
         raise DeviceError(f"step {plan.step}: two rows have batch slot {twice}")
-    for row in plan.rows:
-        if row.n_skipped < 0:
-            raise DeviceError(f"step {plan.step}, batch slot {row.batch_slot}: the row skips {row.n_skipped} pages")
-        if row.scored_pages and not 0 <= min(row.scored_pages) <= max(row.scored_pages) < n_pages:
-            raise DeviceError(
-                f"step {plan.step}, batch slot {row.batch_slot}: pages {row.scored_pages} are to be scored of a "
-                f"pool of {n_pages}"
-            )
+    scored = plan.scored_pages()
+    if scored and not 0 <= min(scored) <= max(scored) < n_pages:
+        raise DeviceError(f"step {plan.step} scores pages {min(scored)} to {max(scored)} of a pool of {n_pages}")
     pages = [page for pair in plan.copies for page in pair]
     if pages and not 0 <= min(pages) <= max(pages) < n_pages:
         raise DeviceError(f"step {plan.step} copies pages {min(pages)} to {max(pages)} of a pool of {n_pages}")

@@ -32,8 +32,8 @@ class PagedEvictions:
 
     @property
     def branch(self) -> RequestBranch:
-        """What ``open_loop`` adds to the loop's branches."""
-        return RequestBranch(lambda message: self._budget(message) > 0, self.follow)
+        """What ``assemble_loop`` adds to the loop's branches."""
+        return RequestBranch(self._is_chosen, self.follow)
 
     def stats(self) -> KVEvictionStats:
         """Returns what was dropped since the start."""
@@ -48,21 +48,14 @@ class PagedEvictions:
         """
         if self._refusal is not None:
             raise UnsupportedFeature(self._refusal, param="kv_budget")
-        budget, sampling = self._budget(message), message.sampling
-        excluded = {
-            "use_beam_search": sampling.use_beam_search,
-            "n": sampling.n > 1,
-            "prompt_logprobs": sampling.prompt_logprobs is not None,
-            "a pinned prompt (prompt_cache_options, cache_control)": bool(message.pins),
-            "prediction": bool(message.prediction),
-        }
-        for name, is_asked in excluded.items():
-            if is_asked:
-                raise InvalidRequest(
-                    f"{name} does not work with kv_budget {budget}, which drops pages of the request; leave it "
-                    "out, or set kv_budget to 0",
-                    param="kv_budget",
-                )
+        own = message.sampling.kv_budget
+        budget = (self._kv_budget or 0) if own is None else own
+        if excluding := _excluding(message):
+            raise InvalidRequest(
+                f"{excluding[0]} does not work with kv_budget {budget}, which drops pages of the request; leave "
+                "one of them out",
+                param="kv_budget",
+            )
         if (n_least := MIN_BUDGET_PAGES * self._cache.page_size) > budget:
             raise InvalidRequest(
                 f"kv_budget is {budget}; it must be 0, or at least {n_least}, which is {MIN_BUDGET_PAGES} pages",
@@ -70,23 +63,38 @@ class PagedEvictions:
             )
         choices[0].kv_eviction = PagedEviction(self._cache, budget, count=self._count)
 
-    def _budget(self, message: Submit) -> int:
-        """Returns the budget of a request; 0: none. A check of the cache has none, nor what has no answer."""
-        if message.is_canary or message.pooling is not None:
-            return 0
+    def _is_chosen(self, message: Submit) -> bool:
+        """Whether a request has a budget: its own, or the engine's, unless it needs all KV."""
         own = message.sampling.kv_budget
-        return (self._kv_budget or 0) if own is None else own
+        if own is None:
+            return self._kv_budget is not None and not _excluding(message)
+        return own > 0
 
     def _count(self, n_skipped: int, n_freed: int) -> None:
         self._n_skipped += n_skipped
         self._n_freed += n_freed
 
 
+def _excluding(message: Submit) -> list[str]:
+    """Returns what a request asks for that needs all its KV: by a name of the fields, or what it is."""
+    sampling = message.sampling
+    asked = {
+        "use_beam_search": sampling.use_beam_search,
+        "n": sampling.n > 1,
+        "prompt_logprobs": sampling.prompt_logprobs is not None,
+        "a pinned prompt (prompt_cache_options, cache_control)": bool(message.pins),
+        "prediction": bool(message.prediction),
+        "pooling": message.pooling is not None,
+        "a check of the cache": message.is_canary,
+    }
+    return [name for name, is_asked in asked.items() if is_asked]
+
+
 def refusal_of(executor: Executor) -> str | None:
     """Returns why an engine can drop no pages of a request; None if it can."""
     if executor.n_states is not None and executor.window_pool is None:
         return "kv_budget needs a model without recurrent layers: their states cannot forget single pages"
-    if executor.window is not None or executor.window_pool is not None:
+    if executor.has_windows:
         return "kv_budget needs a model without sliding windows: these drop what is behind them already"
     if executor.n_ranks > 1:
         return (

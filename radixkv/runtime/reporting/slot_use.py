@@ -69,7 +69,7 @@ def count_slot_use(tables: Iterable[TableUse], page_size: int) -> SlotUse:
         n_own_pages += len(blocks.pages) - first - n_dropped
         n_own_filled += max(0, n_stored - (first + n_dropped) * page_size)
         n_leaving += len(blocks.replaced)
-        n_replaced += sum(one.entry not in blocks.skipped for one in blocks.replaced)
+        n_replaced += sum(one.is_duplicate for one in blocks.replaced)
         n_leased += blocks.n_leased
         if blocks.lease is None:
             continue

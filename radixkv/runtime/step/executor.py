@@ -45,6 +45,8 @@ class Executor(Protocol):
 
     A row never reads a page whose positions all lie behind the window of its first token.
     """
+    has_windows: bool
+    """Whether any layer has a window."""
     n_states: int | None
     """How many states of recurrent layers the device keeps for the tree; None if no layer is recurrent. With such
     layers a row that does not start at position 0 continues what its batch slot computed last, or has loaded."""

@@ -88,14 +88,14 @@ def test_a_row_that_skips_pages_has_places_before_its_positions() -> None:
         packer.pack(StepPlan(2, (replace(decode, start=24, write_start=24),), n_decode=1))
     with pytest.raises(DeviceError, match="a row has no tokens, or a start below 0"):
         packer.pack(StepPlan(2, (replace(decode, n_skipped=6),), n_decode=1))
-    with pytest.raises(DeviceError, match="batch slot 0: the row skips -1 pages"):
+    with pytest.raises(DeviceError, match="row 0: a row skips fewer than 0 pages"):
         packer.pack(StepPlan(2, (replace(decode, n_skipped=-1),), n_decode=1))
 
 
 def test_pages_to_score_are_pages_of_the_pool() -> None:
     packer = make_packer()
     assert packer.pack(StepPlan(0, (row(scored_pages=(3,)),))).plan.scored_pages() == [3]
-    with pytest.raises(DeviceError, match=r"batch slot 0: pages \(3, 200\) are to be scored of a pool of 200"):
+    with pytest.raises(DeviceError, match="step 1 scores pages 3 to 200 of a pool of 200"):
         packer.pack(StepPlan(1, (row(scored_pages=(3, 200)),)))
 
 

@@ -57,6 +57,30 @@ def test_the_lowest_pages_are_dropped(page_size: int, n_prompt: int, n_pages: in
     engine.run_to_the_end("length")
 
 
+def test_each_request_drops_by_its_own_scores() -> None:
+    """Three requests in the same steps, and one without a budget between them."""
+    engine, page_size = Engine(256, 4), 4
+    prompts = [prompt(n, first) for first, n in enumerate((21, 9, 38, 30))]
+    requests = [
+        engine.add(tokens, 40, kv_budget=budget) for tokens, budget in zip(prompts, (16, 12, 0, 20), strict=True)
+    ]
+    skipped: dict[Request, dict[int, list[int]]] = {request: {} for request in requests}
+    while not engine.scheduler.is_idle:
+        plan = engine.launch()
+        for row in () if plan is None else plan.rows[: plan.n_decode]:
+            request = engine.rows[plan.step, row.batch_slot]
+            if row.start >= request.n_prompt:
+                skipped[request][row.start] = list(request.blocks.skipped)
+        if len(engine.pending) > 1 or (plan is None and engine.pending):
+            engine.collect()
+    for request, tokens, budget in zip(requests, prompts, (16, 12, 400, 20), strict=True):
+        whole = [*tokens, *engine.output(request)]
+        ends = range(page_size, len(whole), page_size)
+        scores = [page_score(chain(request.namespace, whole[:end])) for end in ends]
+        starts = range(len(tokens), len(tokens) + 39)
+        assert skipped[request] == reference(scores, starts, budget, page_size)
+
+
 def test_a_small_case_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt of five pages of two tokens, scored 5, 1, 3, 2, 4, with a budget of three pages."""
     engine = Engine(64, 2)

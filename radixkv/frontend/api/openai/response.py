@@ -125,8 +125,9 @@ class ResponseWriter:
         self._n_prompt = sum(len(prompt.tokens) // 4 for prompt in prompts)
         self._cache_use, self._n_done = CacheUse(), 0
         self._drafts: DraftUse | None = None
-        self._kv_eviction: KVEvictionUse | None = None
         """Sum over all prompts; None without speculative decoding."""
+        self._kv_eviction: KVEvictionUse | None = None
+        """Sum over all prompts; None without a ``kv_budget``."""
         self._n_lost = 0
         self._miss: CacheMiss | None = None
         """The miss of the prompt with the most computed tokens, of which there were ``_n_lost``."""

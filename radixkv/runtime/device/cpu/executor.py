@@ -153,6 +153,7 @@ class CpuExecutor:
         self._page_scores = PageScores(self.pool.parts, page, kv_scales) if isinstance(self.pool, KVPool) else None
         self._states = states
         self.window = longest_window(windows)
+        self.has_windows = any(window is not None for window in windows)
         self.attention: Attention = PagedAttention(
             self.pool,
             n_heads=config.n_heads,

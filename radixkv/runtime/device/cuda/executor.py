@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.adapters.cuda.loaded import CudaAdapters
+from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.cuda.errors import CudaErrorConverter
 from radixkv.runtime.device.cuda.model_runner import ModelRunner, StepOutputs
 from radixkv.runtime.device.cuda.pooled_rows import PooledRows
@@ -57,7 +58,7 @@ class CudaExecutor:
         vocab_size: token ids are below this.
         stream: all work is enqueued here.
         kv_scales: of a quantized pool, as ``kv_dtype.scales_text`` returns them; empty for another.
-        window: the most positions that a token attends to in any layer; None if a layer has no window.
+        windows: [layers], how many positions a token attends to; None for all.
         window_pool: of the pool, if that has window pages.
         adapters: those that rows may ask for; None: rows have none.
         page_scores: of the pool; None: of this one nobody asks for any.
@@ -80,7 +81,7 @@ class CudaExecutor:
         vocab_size: int,
         stream: torch.cuda.Stream,
         kv_scales: str = "",
-        window: int | None = None,
+        windows: Sequence[int | None] = (None,),
         window_pool: WindowPool | None = None,
         adapters: CudaAdapters | None = None,
         page_scores: PageScores | None = None,
@@ -92,7 +93,8 @@ class CudaExecutor:
         self.n_pages = pool.n_pages
         self.n_states = None if runner.states is None else runner.states.n_tree_slots
         self.vocab_size = vocab_size
-        self.window = window
+        self.window = longest_window(windows)
+        self.has_windows = any(window is not None for window in windows)
         self.window_pool = window_pool
         self.adapters: DeviceAdapters | None = adapters
         self._adapters = adapters

@@ -13,7 +13,6 @@ import torch
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.adapters.base_model import BaseModel
 from radixkv.runtime.device.adapters.cuda.opened import OpenedAdapters
-from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compiled
 from radixkv.runtime.device.attention.cuda.shaped import open_attention
@@ -201,7 +200,7 @@ def open_cuda_executor(
         vocab_size=config.vocab_size,
         stream=stream,
         kv_scales=scales_text(kv_dtype, kv_scales or ()),
-        window=longest_window(windows),
+        windows=windows,
         window_pool=None if slabs is None else slabs.pool,
         adapters=adapters,
         page_scores=PageScores(runner.pool.parts, page, kv_scales) if isinstance(runner.pool, CudaPool) else None,

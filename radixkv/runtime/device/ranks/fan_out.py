@@ -41,6 +41,7 @@ class FanOut:
         self.n_pages = executor.n_pages
         self.vocab_size = executor.vocab_size
         self.window = executor.window
+        self.has_windows = executor.has_windows
         self.n_states = executor.n_states
         self.window_pool = executor.window_pool
         own = executor.adapters

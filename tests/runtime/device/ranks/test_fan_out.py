@@ -32,7 +32,8 @@ PLAN = StepPlan(3, ROWS, ((1, 2),), (SharedRun((0, 1), 0, 1),), 5, True, 2, 2)
 def opened(ranks: SimpleNamespace, launch: Callable[[StepPlan], Any], *, is_asynchronous: bool) -> FanOut:
     executor = SimpleNamespace(
         **dict.fromkeys(
-            "device dtype kv_dtype n_pages vocab_size window n_states window_pool adapters uses_shared_runs".split()
+            "device dtype kv_dtype n_pages vocab_size window has_windows n_states window_pool adapters "
+            "uses_shared_runs".split()
         ),
         splits_drafts=False,
         is_asynchronous=is_asynchronous,

@@ -30,7 +30,7 @@ from support.processes import children, has_ended
 
 RANK = "radixkv.runtime.device.ranks.rank"
 EXECUTOR = (
-    "device dtype kv_dtype n_pages vocab_size window n_states window_pool adapters uses_shared_runs "
+    "device dtype kv_dtype n_pages vocab_size window has_windows n_states window_pool adapters uses_shared_runs "
     "is_asynchronous splits_drafts page_origin"
 ).split()
 

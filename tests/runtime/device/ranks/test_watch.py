@@ -142,7 +142,8 @@ def test_a_rank_that_dies_while_the_model_is_opened_refuses_the_start(
 
 
 OF_AN_EXECUTOR: dict[str, Any] = dict.fromkeys(
-    "dtype kv_dtype n_pages vocab_size window n_states window_pool adapters uses_shared_runs splits_drafts".split()
+    "dtype kv_dtype n_pages vocab_size window has_windows n_states window_pool adapters uses_shared_runs "
+    "splits_drafts".split()
 ) | {"device": "a GPU", "is_asynchronous": True, "page_origin": PageOrigin("cuda", "", "", "k v", "")}
 
 
