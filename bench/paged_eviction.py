@@ -1,19 +1,22 @@
 """Accuracy of the embedded model and speed of decoding with a ``kv_budget``, beside all KV.
 
 ``accuracy`` appends a JSON line for each family, method and budget: percent of held-out problems that are right,
-greedy. A budget is a share of the pages of each prompt. Methods:
+greedy. A budget is a share of the tokens of each prompt. Methods:
 
     all       all KV is read
     paged     the engine's: pages of the lowest |V| / |K| are dropped
     window    the newest pages stay
     sink      the newest pages stay, and the first one
-    random    random pages stay
+    random    random pages stay, the same ones in each answer
 
 ``decode`` appends a line for each budget: milliseconds of a step of answers behind distinct prompts, with all KV
 and with the budget in turns, on dummy weights of the shape of Llama 3.1 8B. It is the time of long answers less
 that of short ones, by the steps between.
 
-    python -m bench.paged_eviction --parts accuracy --device cpu --output-file bench/results/paged_eviction.jsonl
+``memory`` appends a line with the preemptions and seconds of long answers of the embedded model in a pool that holds
+one of them, with all KV and with a budget.
+
+    python -m bench.paged_eviction --parts accuracy memory --device cpu --output-file bench/results/paged_eviction.jsonl
     python -m bench.paged_eviction --parts decode --device cuda --rows 64 --context 4096 --budgets 2048
     python -m bench.paged_eviction --parts decode --small          # tries the code on a CPU
 """
@@ -52,15 +55,15 @@ METHODS: Mapping[str, Rank] = {
     "sink": lambda entry, score: entry or float("inf"),
     "random": lambda entry, score: crc32(entry.to_bytes(4, "little")),
 }
-PARTS = ("accuracy", "decode")
+PARTS = ("accuracy", "decode", "memory")
 
 
 def main() -> None:
     arguments = parse_arguments()
     environment = gpu_provenance(arguments.device, arguments.commit)
+    parts = {"accuracy": accuracy, "decode": decode, "memory": memory}
     for part in arguments.parts:
-        lines = accuracy(arguments) if part == "accuracy" else decode(arguments)
-        for line in lines:
+        for line in parts[part](arguments):
             report(arguments.output_file, {"part": part, **line}, environment)
 
 
@@ -165,6 +168,25 @@ def decode(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     "quartiles": [round(one, 4) for one in quantiles(ratios, n=4)],
                     "pairs": len(pairs),
                 }
+
+
+def memory(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields a line: long answers in a pool that holds one of them."""
+    n_rows, n_tokens, kv_budget = (8, 200, 64) if arguments.small else (8, 900, 64)
+    line: dict[str, Any] = {"rows": n_rows, "answer_tokens": n_tokens, "kv_budget": kv_budget}
+    line["pool_tokens"] = n_tokens + 124
+    for name, budget in {"all": 0, "paged": kv_budget}.items():
+        settings = {"device": arguments.device, "max_total_tokens": line["pool_tokens"], **arguments.settings}
+        with LLM("tiny", **settings) as llm:
+            prompts = [f"Question {row}: what is {row} plus {row}?" for row in range(n_rows)]
+            sampling = SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True, kv_budget=budget)
+            begun = time.perf_counter()
+            llm.generate(prompts, sampling, use_tqdm=False)
+            line[f"{name}_s"] = round(time.perf_counter() - begun, 2)
+            stats = llm.get_metrics()
+            line[f"{name}_preemptions"] = stats.preemptions_total
+            line[f"{name}_recomputed_tokens"] = stats.recomputed_tokens_total
+    yield line
 
 
 def step_ms(llm: LLM, arguments: argparse.Namespace, prompts: list[list[int]], kv_budget: int) -> float:
