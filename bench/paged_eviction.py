@@ -13,10 +13,10 @@ greedy. A budget is a share of the tokens of each prompt. Methods:
 and with the budget in turns, on dummy weights of the shape of Llama 3.1 8B. It is the time of long answers less
 that of short ones, by the steps between.
 
-``memory`` appends a line with the preemptions and seconds of long answers of the embedded model in a pool that holds
-one of them, with all KV and with a budget.
+``memory`` appends a line with the preemptions and seconds of long answers of the embedded model in a pool that
+holds one of them, with all KV and with a budget.
 
-    python -m bench.paged_eviction --parts accuracy memory --device cpu --output-file bench/results/paged_eviction.jsonl
+    python -m bench.paged_eviction --parts accuracy memory --device cpu --output-file FILE
     python -m bench.paged_eviction --parts decode --device cuda --rows 64 --context 4096 --budgets 2048
     python -m bench.paged_eviction --parts decode --small          # tries the code on a CPU
 """
@@ -176,7 +176,12 @@ def memory(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     line: dict[str, Any] = {"rows": n_rows, "answer_tokens": n_tokens, "kv_budget": kv_budget}
     line["pool_tokens"] = n_tokens + 124
     for name, budget in {"all": 0, "paged": kv_budget}.items():
-        settings = {"device": arguments.device, "max_total_tokens": line["pool_tokens"], **arguments.settings}
+        settings = {
+            "device": arguments.device,
+            "max_total_tokens": line["pool_tokens"],
+            "speculative_config": "off",
+            **arguments.settings,
+        }
         with LLM("tiny", **settings) as llm:
             prompts = [f"Question {row}: what is {row} plus {row}?" for row in range(n_rows)]
             sampling = SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True, kv_budget=budget)

@@ -26,5 +26,5 @@ def test_each_method_and_each_budget_has_a_line(tmp_path: Path) -> None:
     assert all(line["mean_skipped_tokens"] > 0 for line in of_accuracy[1:])
     assert of_accuracy[0]["mean_skipped_tokens"] == of_accuracy[0]["mean_freed_tokens"] == 0
     assert (of_decode["kv_budget"], of_decode["rows"], of_decode["pairs"]) == (64, 4, 2)
-    assert of_memory["paged_preemptions"] == 0 < of_memory["all_preemptions"]
+    assert of_memory["paged_preemptions"] < of_memory["all_preemptions"]
     assert min(of_decode["all_ms"], of_decode["paged_ms"]) > 0
