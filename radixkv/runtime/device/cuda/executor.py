@@ -188,12 +188,8 @@ class CudaExecutor:
         self._errors.release_all()
         if self._adapters is not None:
             self._adapters.close()
-        del (
-            self._runner,
-            self._packer,
-            self._sampler,
-            self._page_scores,
-        )  # the packer asks the runner about rows with drafts
+        # The packer refers to the runner, and the scores of pages refer to the pool.
+        del self._runner, self._packer, self._sampler, self._page_scores
         torch.cuda.empty_cache()
 
     def _is_stepping(self) -> bool:
