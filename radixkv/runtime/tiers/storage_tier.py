@@ -370,6 +370,8 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         place = next(place for place in self.store.places if place.store is self.lender)
         place.n_pages_read += n_pages
         place.read_seconds += seconds
+        if n_pages:
+            self.changes.add_stored(lent.namespace, lent.tokens)
 
     def advance(self) -> bool:
         """Takes the transfers that have finished, then starts writes of offered sequences.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.request import Phase, Request
+from radixkv.tree.changes import StoredPages
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes
 from support.evicting import evict_all
@@ -61,6 +62,16 @@ def test_pages_are_copied_without_a_host_slot() -> None:
     disk, _ = engine.host_tier.disk.stats()
     assert disk.pages_fetched_total == 10
     assert disk.fetch_seconds > 0
+
+
+def test_lent_pages_are_in_events_as_fetched_ones_are() -> None:
+    """Another server may have stored them, so that this one knows their tokens only now."""
+    engine = restarted_engine()
+    *_, storage = engine.scheduler.tiers.changes()
+    begun(engine)
+    finish(engine)
+    stored = [change for change in storage.changes.take() if isinstance(change, StoredPages)]
+    assert b"".join(change.tokens for change in stored).startswith(token_bytes(prompt(40)))
 
 
 def test_what_the_host_tier_has_comes_from_there_in_the_same_copy() -> None:
