@@ -48,8 +48,6 @@ class LentPages:
     namespace: Namespace
     tokens: bytes
     """Of all pages up to the end of these, from the start of the sequence."""
-    first: int
-    """Pages before them."""
     keys: list[bytes]
     slots: list[int]
     """The store's slots that have them."""
@@ -107,7 +105,6 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         state_buffers: returns the memory of a host slot for a recurrent state, in parts of a page's size; None if
             the model has no recurrent layers.
         lender: the one of the stores whose pages the device copies in place, where no state is needed; None: none.
-
     """
 
     host: PageCache
@@ -314,7 +311,9 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         return fetch
 
     def n_lendable(self, namespace: Namespace, tokens: bytes, n_memory: int) -> int:
-        """Returns the length of a prompt's prefix that can be copied to the device without a fetch. O(tokens).
+        """Returns the length of a prompt's prefix that can be copied to the device without a fetch.
+
+        O(tokens), and O(1) beside their keys if there is more than can be lent.
 
         Args:
             namespace: the prompt's.
@@ -322,13 +321,17 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             n_memory: see ``fetchable``.
 
         Returns:
-            0 if the lender has not all that the stores have behind ``n_memory``, or a state must come with them.
+            0 if the lender has not all that the stores have behind ``n_memory``, has more of it than it can lend now,
+            or a state must come with it.
         """
         if self.lender is None or self.upper_states is not None:
             return 0
         keys = self._chain.keys(namespace, tokens)[n_memory // self.host.page_size :]
-        n_pages = self.lender.run(keys)
-        if not n_pages or n_pages < self.store.run(keys):
+        n_most = self.lender.n_lendable
+        if any(map(self.store.has, keys[n_most : n_most + 1])):
+            return 0
+        n_pages = self.lender.run(keys[:n_most])
+        if not n_pages or any(map(self.store.has, keys[n_pages : n_pages + 1])):
             return 0
         return n_memory + n_pages * self.host.page_size
 
@@ -353,10 +356,10 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         slots = self.lender.lend(keys, tokens[n_memory * TOKEN_BYTES :], n_usable)
         if slots is None:
             return None
-        self._lent.append(lent := LentPages(namespace, tokens, first, keys, slots))
+        self._lent.append(lent := LentPages(namespace, tokens, keys, slots))
         return lent
 
-    def take_back(self, lent: LentPages, n_pages: int = 0, seconds: float = 0.0) -> None:
+    def take_back(self, lent: LentPages, n_pages: int, seconds: float) -> None:
         """Ends a loan, and counts what was copied of it as fetched. O(pages).
 
         Args:
@@ -424,8 +427,6 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     def flush(self) -> None:
         """Removes all pages from the store, also those of other models, unless servers share it. O(its pages)."""
         self._offers.clear()
-        for lent in self._lent:
-            lent.can_commit = False
         self._postponed.clear()
         self.store.clear()
 

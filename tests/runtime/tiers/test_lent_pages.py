@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.tiers.host_tier import HostLoad, HostTier
 from radixkv.tree.changes import StoredPages
 from radixkv.tree.node import Namespace
+from support import fake_store
 from support.engine import Engine, prompt, token_bytes
 from support.evicting import evict_all
-from support.fake_store import N_LOANS_A_REFUSAL
+from support.fake_store import N_LOANS_A_REFUSAL, FakeStore
 
 
 def restarted_engine(n_tokens: int = 40, **settings: object) -> Engine:
@@ -151,18 +155,58 @@ def test_a_flush_during_a_copy() -> None:
     assert again.cache_use.counted.n_loaded == 0
 
 
-def test_a_request_without_room_gives_the_pages_back() -> None:
-    engine = restarted_engine(n_pages=14)
-    engine.finishes_copies = False
-    other = engine.add(prompt(30, first=2), max_tokens=20)
-    engine.turn()
-    waiting = engine.add(prompt(40))
-    for _ in range(3):
-        engine.turn()
+def test_nothing_is_lent_to_a_request_without_room() -> None:
+    """The lease on the pages that the device has leaves too few for the others."""
+    engine = restarted_engine(100, n_pages=40, num_reserved_decode_tokens=0)
+    engine.serve(prompt(60), max_tokens=1)
+    engine.store_all()
+    evict_all(engine.host)
+    n_loans = engine.store.n_loans
+    begin_load, loads = HostTier.begin_load, list[tuple[bool, int]]()
+
+    def noted(tier: HostTier, *args: Any, **options: Any) -> HostLoad | None:
+        load = begin_load(tier, *args, **options)
+        if options.get("n_lendable"):
+            loads.append((load is not None, engine.store.n_loans - n_loans))
+        return load
+
+    engine.add(prompt(80, first=2), max_tokens=30)
+    engine.turn(2)
+    waiting = engine.add(prompt(100))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostTier, "begin_load", noted)
+        engine.turn(3)
+    assert (False, 0) in loads, "it has room"
     assert not engine.store.lent.total()
     finish(engine)
-    assert waiting.cache_use.counted.n_cached == 39
-    assert other.cache_use.counted.n_cached == 0
+    assert waiting.cache_use.counted.n_cached == 99
+
+
+def test_a_prompt_with_more_pages_than_can_be_lent_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find that out takes two looks at the store, however long the prompt is."""
+    monkeypatch.setattr(fake_store, "MAX_LENT_PAGES", 9)
+    engine = restarted_engine()
+    n_loans, run, asked = engine.store.n_loans, FakeStore.run, list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeStore, "run", lambda store, keys: asked.append(len(keys)) or run(store, keys))
+        assert not engine.host_tier.n_lendable(
+            Namespace(), token_bytes(prompt(40)), engine.host_tier.match(Namespace(), token_bytes(prompt(40)))
+        )
+    assert sum(asked) == 1
+    request = begun(engine)
+    finish(engine)
+    assert (sources(request), engine.store.n_loans) == ((39, 39, 39, 0), n_loans)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_pages_are_lent_unless_another_store_has_more(lost: int) -> None:
+    engine = restarted_engine(n_more_stores=1)
+    keys = engine.store_keys(prompt(40))
+    del engine.stores[lost].pages[keys[7]]
+    request = begun(engine)
+    assert (engine.store.lent.total() > 0) == (lost == 1)
+    finish(engine)
+    assert sources(request)[:3] == (39, 39, 39)
 
 
 def test_a_policy_of_never_lends_nothing() -> None:
@@ -170,3 +214,32 @@ def test_a_policy_of_never_lends_nothing() -> None:
     request = begun(engine)
     finish(engine)
     assert (sources(request), engine.store.n_loans) == ((0, 0, 0, 0), 0)
+
+
+@pytest.mark.parametrize(("load_s", "is_loaded"), [(0.001, True), (1.0, False)])
+def test_an_explanation_prices_a_copy_in_place(load_s: float, is_loaded: bool) -> None:
+    """A fetch through the host tier would take longer than computing."""
+    engine = restarted_engine()
+    choice = engine.host_tier.choice
+    choice.policy = "auto"
+    choice.cost.add_step(1000, 1000, 100.0)
+    choice.cost.add_load(1000, 1000 * load_s)
+    choice.cost.fetch_rate(0).add(1000, 500.0)
+    hits = engine.scheduler.tiers.find(Namespace(), token_bytes(prompt(40)))
+    request = begun(engine)
+    finish(engine)
+    assert sources(request)[2] == (39 if is_loaded else 0)
+    assert (hits.n_on_disk, hits.n_fetched, hits.is_fetched) == (39, sources(request)[2], is_loaded)
+
+
+def test_an_explanation_has_the_pages_that_come_beside_those_in_place() -> None:
+    engine = restarted_engine(n_more_stores=1)
+    engine.serve(prompt(20), max_tokens=1)
+    engine.store_all()
+    evict_all(engine.cache)
+    hits = engine.scheduler.tiers.find(Namespace(), token_bytes(prompt(40)))
+    assert (hits.n_in_host, hits.is_loaded, hits.n_fetched, hits.is_fetched) == (20, True, 19, True)
+    assert hits.n_from_shared == 20
+    request = begun(engine)
+    finish(engine)
+    assert sources(request) == (39, 39, 19, 19)
