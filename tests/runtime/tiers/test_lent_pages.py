@@ -38,7 +38,7 @@ def finish(engine: Engine) -> None:
     engine.finishes_copies = True
     engine.run_to_the_end()
     engine.check_outputs()
-    assert not engine.store.lent.total()
+    assert not engine.lender.lent.total()
 
 
 def sources(request: Request) -> tuple[int, int, int, int]:
@@ -54,7 +54,7 @@ def test_pages_are_copied_without_a_host_slot() -> None:
     assert not engine.store.in_flight
     (load,) = engine.copier.in_flight
     assert min(load.slots) >= engine.copier.n_slots
-    assert (len(load.pages), engine.store.lent.total(), engine.host.n_free) == (10, 10, n_free)
+    assert (len(load.pages), engine.lender.lent.total(), engine.host.n_free) == (10, 10, n_free)
     awaited = engine.scheduler.tiers.awaited(request)
     assert (awaited.tier, awaited.first, awaited.n_pages, awaited.slots) == ("storage", 0, 10, ())
     joined = engine.add(prompt(24))
@@ -102,7 +102,7 @@ def test_what_the_host_tier_has_comes_from_there_in_the_same_copy() -> None:
 
 def test_a_loan_that_is_refused_is_a_fetch() -> None:
     engine = restarted_engine()
-    engine.store.n_loans = N_LOANS_A_REFUSAL - 1
+    engine.lender.n_loans = N_LOANS_A_REFUSAL - 1
     request = begun(engine)
     assert engine.store.in_flight
     finish(engine)
@@ -122,7 +122,7 @@ def test_an_abort_during_a_copy_gives_the_pages_back_when_it_has_ended() -> None
     request = begun(engine)
     engine.abort(request)
     engine.turn()
-    assert engine.store.lent.total() == 10, "the copy reads them"
+    assert engine.lender.lent.total() == 10, "the copy reads them"
     finish(engine)
 
 
@@ -161,13 +161,13 @@ def test_nothing_is_lent_to_a_request_without_room() -> None:
     engine.serve(prompt(60), max_tokens=1)
     engine.store_all()
     evict_all(engine.host)
-    n_loans = engine.store.n_loans
+    n_loans = engine.lender.n_loans
     begin_load, loads = HostTier.begin_load, list[tuple[bool, int]]()
 
     def noted(tier: HostTier, *args: Any, **options: Any) -> HostLoad | None:
         load = begin_load(tier, *args, **options)
         if options.get("n_lendable"):
-            loads.append((load is not None, engine.store.n_loans - n_loans))
+            loads.append((load is not None, engine.lender.n_loans - n_loans))
         return load
 
     engine.add(prompt(80, first=2), max_tokens=30)
@@ -177,7 +177,7 @@ def test_nothing_is_lent_to_a_request_without_room() -> None:
         patch.setattr(HostTier, "begin_load", noted)
         engine.turn(3)
     assert (False, 0) in loads, "it has room"
-    assert not engine.store.lent.total()
+    assert not engine.lender.lent.total()
     finish(engine)
     assert waiting.cache_use.counted.n_cached == 99
 
@@ -186,7 +186,7 @@ def test_a_prompt_with_more_pages_than_can_be_lent_is_fetched(monkeypatch: pytes
     """To find that out takes two looks at the store, however long the prompt is."""
     monkeypatch.setattr(fake_store, "MAX_LENT_PAGES", 9)
     engine = restarted_engine()
-    n_loans, run, asked = engine.store.n_loans, FakeStore.run, list[int]()
+    n_loans, run, asked = engine.lender.n_loans, FakeStore.run, list[int]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FakeStore, "run", lambda store, keys: asked.append(len(keys)) or run(store, keys))
         assert not engine.host_tier.n_lendable(
@@ -195,7 +195,7 @@ def test_a_prompt_with_more_pages_than_can_be_lent_is_fetched(monkeypatch: pytes
     assert sum(asked) == 1
     request = begun(engine)
     finish(engine)
-    assert (sources(request), engine.store.n_loans) == ((39, 39, 39, 0), n_loans)
+    assert (sources(request), engine.lender.n_loans) == ((39, 39, 39, 0), n_loans)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -204,7 +204,7 @@ def test_pages_are_lent_unless_another_store_has_more(lost: int) -> None:
     keys = engine.store_keys(prompt(40))
     del engine.stores[lost].pages[keys[7]]
     request = begun(engine)
-    assert (engine.store.lent.total() > 0) == (lost == 1)
+    assert (engine.lender.lent.total() > 0) == (lost == 0)
     finish(engine)
     assert sources(request)[:3] == (39, 39, 39)
 
@@ -213,7 +213,7 @@ def test_a_policy_of_never_lends_nothing() -> None:
     engine = restarted_engine(load_policy="never")
     request = begun(engine)
     finish(engine)
-    assert (sources(request), engine.store.n_loans) == ((0, 0, 0, 0), 0)
+    assert (sources(request), engine.lender.n_loans) == ((0, 0, 0, 0), 0)
 
 
 @pytest.mark.parametrize(("load_s", "is_loaded"), [(0.001, True), (1.0, False)])
