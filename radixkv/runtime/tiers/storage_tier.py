@@ -508,11 +508,14 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         for _ in range(min(MAX_OFFERS_PER_TURN, len(self._postponed))):
             if self._n_pages_in_store >= self._max_in_store or self.store.is_behind(self._max_behind):
                 break
-            self._start_store(self._postponed.popleft())
+            self._start_store(self._postponed.pop())
 
     def _take_store(self, store: Store[StoredPages], finished: FinishedTransfer) -> bool:
         if store.place.has_left_out and store.blocks.can_commit:
-            self._postponed.append(store.offer._replace(on_stored=None))
+            offer = store.offer._replace(on_stored=None)
+            if self._states is None:  # with states each offer has the one at its own end
+                self._postponed.drop_beginnings(offer)
+            self._postponed.add(offer)
         self.changes.add_stored(store.offer.namespace, store.offer.tokens)
         return finished.n_pages == store.n_pages
 
