@@ -465,9 +465,10 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         """Ends the copies, and frees the host memory.
 
         With a disk tier, what was offered is written first, as far as ``timeout_s`` allows, but not what waits for
-        host memory.
+        host memory, or for a store that is behind: it may hang.
         """
         if self.disk is not None:
+            self.disk.drop_postponed()
             end = monotonic() + timeout_s
             while (self.is_busy or self._offers or self.disk.n_offers) and (left := end - monotonic()) > 0:
                 self.advance()

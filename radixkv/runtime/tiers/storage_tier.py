@@ -456,6 +456,10 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             shared=shared,
         )
 
+    def drop_postponed(self) -> None:
+        """Leaves out for good what a store was left out of because it is behind. O(1)."""
+        self._postponed.clear()
+
     def close(self, timeout_s: float) -> None:
         """Finishes the writes that were offered as far as ``timeout_s`` allows, and drops the rest."""
         self.store.close(timeout_s)

@@ -284,6 +284,26 @@ def test_offers_that_wait_for_a_store_have_bounded_bytes(monkeypatch: pytest.Mon
     assert not disk.n_offers
 
 
+def test_close_does_not_wait_for_what_a_store_behind_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = left_out(n_chats=8, n_tokens=640)
+    in_flight = [len(store.in_flight) for store in engine.stores]
+    assert in_flight[1] > 0
+    n_waits = [0]
+
+    def wait(tier: HostTier, timeout_s: float) -> None:
+        n_waits[0] += 1
+        for store in engine.stores:
+            store.finish()
+
+    monkeypatch.setattr(HostTier, "wait", wait)
+    for store in engine.stores:
+        monkeypatch.setattr(store, "close", lambda timeout_s: None)
+    engine.host_tier.close(timeout_s=60.0)
+    assert n_waits[0] <= sum(in_flight)
+    assert not engine.host_tier.disk.n_offers
+    assert len(engine.stores[1].pages) < len(engine.stores[0].pages)
+
+
 def test_invalidation_reaches_both() -> None:
     engine = started_again()
     engine.invalidate(Namespace(), token_bytes(prompt(N_TOKENS)[:8]))
