@@ -433,9 +433,7 @@ class MemoryTiers(Tiers):
         """Ends the copies, and frees the memory. Writes to disk what was offered, as far as the time allows."""
         self._host_tier.close(timeout_s)
 
-    def _begin_load(
-        self, request: Request, cached: CachedPrefixes, n_available: int, n_lendable: int = 0
-    ) -> bool:
+    def _begin_load(self, request: Request, cached: CachedPrefixes, n_available: int, n_lendable: int = 0) -> bool:
         """Starts to load for a request; returns whether there is room, and what is to be lent could be lent.
 
         Args:

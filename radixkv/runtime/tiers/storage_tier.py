@@ -321,8 +321,8 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             n_memory: see ``fetchable``.
 
         Returns:
-            0 if the lender has not all that the stores have behind ``n_memory``, has more of it than it can lend now,
-            or a state must come with it.
+            0 if the lender has not all that the stores have behind ``n_memory``, or has more of it than it can lend
+            now, or if a state must come with it.
         """
         if self.lender is None or self.upper_states is not None:
             return 0
