@@ -148,6 +148,7 @@ def test_the_use_of_lent_pages_is_noted_by_a_thread_of_the_store(
     give_back(other, [], [])
     assert len(threads) == 1
     assert threads[0].startswith("shared-memory")
+    assert not other.take_finished(), "nobody waits for it"
 
 
 def test_few_calls_unlock_a_loan(
