@@ -62,8 +62,8 @@ def store_pages_without_a_pin(patch: Patch) -> None:
 def commit_before_the_copy_is_done(patch: Patch) -> None:
     begin_load = HostTier.begin_load
 
-    def mutant(self: HostTier, *args: Any) -> HostLoad | None:
-        load = begin_load(self, *args)
+    def mutant(self: HostTier, *args: Any, **options: Any) -> HostLoad | None:
+        load = begin_load(self, *args, **options)
         if load is not None:
             self.device.commit_copied(load.blocks, load.tokens, len(load.tokens) // TOKEN_BYTES)
         return load

@@ -157,7 +157,7 @@ class Engine:
         n_slots: slots of the host tier; 0: no host tier.
         has_disk: whether the host tier has a disk tier behind it.
         n_more_stores: stores beside its first one.
-        lends: whether the device copies pages of the first one in place.
+        lends: whether the device copies pages of the last one in place.
         write_policy: the host tier's, as ``load_policy``.
         eviction_policy: that of both tiers.
         min_copied_tokens: fewest tokens for which a part of a page is copied.
@@ -235,11 +235,13 @@ class Engine:
         self.host.tree.marks = self.cache.tree.marks
         self.store = FakeStore(self.copier)
         self.stores = [self.store, *(FakeStore(self.copier) for _ in range(n_more_stores))]
+        self.lender = self.stores[-1]
+        """The store that lends, if one does: the last one, as in a server."""
         cost = LoadCost()
         buffers = None if n_states is None or mixed_window is not None else self.copier.state_buffers
         disk = None
         if has_disk:
-            lender = self.store if lends else None
+            lender = self.lender if lends else None
             disk = StorageTier(self.host, self.stores, ROOT_KEY, self.copier.buffer, cost, buffers, lender)
             self.copier.n_mapped_slots = N_MAPPED_SLOTS if lends else 0
         self.host_tier = HostTier(
@@ -628,7 +630,7 @@ class Engine:
                 "the tree has KV of an answer that has skipped pages"
             )
         are_lent = any(load.lent is not None for load in self.host_tier._loads.values())
-        assert (self.store.lent.total() > 0) == are_lent, "pages are lent as long as they are copied"
+        assert (self.lender.lent.total() > 0) == are_lent, "pages are lent as long as they are copied"
         self.device.free_pages = set(self.free_pages)
         if isinstance(self.free_pages, Slabs):
             self.device.free_windows = set(self.free_pages.free_windows())

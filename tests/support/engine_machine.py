@@ -277,7 +277,7 @@ of_recurrent_layers = st.builds(
 
 
 STORAGES = ("", "disk", "shared store", "both", "lent", "lent and shared store")
-"""What is behind the host tier, if there is one; ``lent`` is a disk whose pages the device copies in place."""
+"""What is behind the host tier, if there is one; the device copies the pages of ``lent`` in place."""
 
 TWO_STORES = ("both", "lent and shared store")
 
@@ -505,7 +505,7 @@ class DiskEngineMachine(TieredEngineMachine):
         page_size=st.sampled_from((1, 2, 4)),
         n_slots=st.sampled_from((12, 30, 60)),
         write_policy=st.sampled_from(("through", "through", "selective")),
-        storage=st.sampled_from(STORAGES[1:]),
+        storage=st.sampled_from((*STORAGES[1:], "lent")),
     )
     def start(  # type: ignore[override]
         self, page_size: int, n_slots: int, write_policy: WritePolicy, storage: str
@@ -550,3 +550,14 @@ class DiskEngineMachine(TieredEngineMachine):
         self.actions.evict_slots(self.actions.engine.host.n_pages)
         self.actions.add(base, 40, [1], RequestOptions(), twice=False)
         self.actions.launch()
+
+    @rule(base=small, n_prompts=st.integers(1, 3), n_kept=st.integers(0, 12))
+    def return_in_place(self, base: int, n_prompts: int, n_kept: int) -> None:
+        """The same with all that was offered on disk, some pages left on the device, and several prompts."""
+        self.actions.serve_all()
+        self.actions.engine.store_all()
+        self.actions.evict(max(0, self.actions.engine.n_pages - n_kept))
+        self.actions.evict_slots(self.actions.engine.host.n_pages)
+        for number in range(n_prompts):
+            self.actions.add(base + number, 40, [1], RequestOptions(), twice=False)
+            self.actions.launch()

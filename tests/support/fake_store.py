@@ -18,6 +18,7 @@ from support.fake_device import POISON, KVValue
 
 TRANSFER_S = 0.5
 N_MAPPED_SLOTS = 1000
+MAX_LENT_PAGES = 24
 N_LOANS_A_REFUSAL = 4
 """One in so many loans is refused."""
 
@@ -112,6 +113,10 @@ class FakeStore:
     @property
     def mapped_slots(self) -> MappedSlots:
         raise NotImplementedError("the fake copier has all slots in a dict")
+
+    @property
+    def n_lendable(self) -> int:
+        return MAX_LENT_PAGES - self.lent.total()
 
     def lend(self, keys: Sequence[bytes], tokens: bytes, n_usable: int) -> list[int] | None:
         assert keys, "a loan of nothing"

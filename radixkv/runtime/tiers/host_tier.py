@@ -134,13 +134,23 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         choices = self._fetchable(namespace, tokens, cached)
         return choices[0], self.choice.best(choices)
 
-    def n_from_shared(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> int | None:
+    def n_from_shared(
+        self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes, *, are_lent: bool
+    ) -> int | None:
         """Returns how many tokens of a fetch would come from a shared store beside the disk; None without both.
 
         Changes nothing. O(tokens).
+
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            cached: its prefixes, with what is fetched.
+            are_lent: whether that is copied in place, and all of it from the store that lends it.
         """
         if self.disk is None or len(self.disk.stores) == 1:
             return None
+        if are_lent:
+            return cached.n_beyond_host
         return self.disk.n_from_shared(namespace, tokens, max(cached.n_host, cached.n_device), cached.n_disk)
 
     def _fetchable(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> list[CachedPrefixes]:
@@ -236,10 +246,10 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             self.choice.count_lookup(is_declined=False)
         return lookup
 
-    def lend(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> LentPages | None:
-        """Returns all pages of a prompt behind host tier and device, for ``begin_load``, which ends the loan.
+    def n_lendable(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> int:
+        """Returns the length of a prompt's prefix that ``begin_load`` is to copy with what can be lent.
 
-        O(1) where nothing is lent, else O(tokens).
+        Changes nothing. O(1) where nothing is lent, else O(loads in flight + tokens).
 
         Args:
             namespace: the prompt's.
@@ -247,18 +257,16 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             cached: what ``match`` has returned for the prompt.
 
         Returns:
-            None if they cannot be copied to the device where they are, are being fetched, or are computed sooner.
+            0 if the pages behind host tier and device cannot be copied to the device where they are, are being
+            fetched, or are computed sooner.
         """
         if self.disk is None or self.disk.lender is None or not self.copier.n_mapped_slots:
-            return None
-        n_memory = max(cached.n_host, cached.n_device)
-        n_tokens = self.disk.n_lendable(namespace, tokens, n_memory)
+            return 0
+        n_tokens = self.disk.n_lendable(namespace, tokens, max(cached.n_host, cached.n_device))
         # As if the host tier had them: they take the same way from there.
         if not n_tokens or not self.choice.should_load(CachedPrefixes(cached.n_device, n_tokens)):
-            return None
-        if self.disk.find_load(namespace, tokens, cached.n_host) is not None:
-            return None
-        return self.disk.lend(namespace, tokens, n_memory, n_tokens, self.copier.n_mapped_slots)
+            return 0
+        return n_tokens if self.disk.find_load(namespace, tokens, cached.n_host) is None else 0
 
     def begin_load(
         self,
@@ -268,9 +276,11 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         n_kept: int = 0,
         *,
         ahead_of: bytes | None = None,
-        lent: LentPages | None = None,
+        n_lendable: int = 0,
     ) -> HostLoad | None:
         """Starts to copy what the host tier has of a prompt beyond the device's cached prefix, and what is lent.
+
+        Pages are lent once there is room for them, and until the copy has ended.
 
         O(pages), and O(log leaves) a leaf evicted.
 
@@ -282,16 +292,18 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             ahead_of: None if it is the prompt's turn; else the ``NeededPrompt.key`` for which it is loaded ahead.
                 Then nobody waits for the load. It takes pages that no prompt before it needs, and is neither a use
                 nor a hit; the device's pages before it must be computed.
-            lent: what ``lend`` has returned for the prompt.
+            n_lendable: what the method of this name has returned for the prompt.
 
         Returns:
-            None if too few pages are available or there is nothing to copy; the cached prefixes count as used.
+            None if too few pages are available, there is nothing to copy, or a page cannot be lent now; the cached
+            prefixes count as used.
         """
         is_ahead = ahead_of is not None
         source = self.host.open(namespace, tokens, is_use=not is_ahead, is_hit=False)
-        last = source.n_leased if lent is None else lent.first + len(lent.slots)
+        page_size = self.device.page_size
+        last = max(source.n_leased, n_lendable // page_size)
         if source.state is not None:
-            tokens = tokens[: last * self.device.page_size * TOKEN_BYTES]
+            tokens = tokens[: last * page_size * TOKEN_BYTES]
         blocks = self.device.open(namespace, tokens, is_use=not is_ahead, is_hit=False, needs_state=False)
         first = blocks.n_leased
         # Counted now, because the lease on the device's prefix makes its pages unavailable.
@@ -309,19 +321,24 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             reserve_state = states.reserve_unneeded if is_ahead else states.reserve
             place = reserve_state(blocks.lease, source.state.n_tokens)
         has_more = last > first if self.upper_states is None else place is not None
-        if not has_more or not has_room or not reserve(blocks, last):
+        lent, n_memory = None, max(first, source.n_leased)
+        may_begin = has_more and has_room and reserve(blocks, last)
+        if may_begin and last > n_memory and self.disk is not None:
+            lent = self.disk.lend(
+                namespace, tokens, n_memory * page_size, last * page_size, self.copier.n_mapped_slots
+            )
+            may_begin = lent is not None
+        if not may_begin:
             if place is not None and self.upper_states is not None:
                 self.upper_states.give_back(place)
             self.host.close(source)
             self.device.close(blocks)
-            if lent is not None and self.disk is not None:
-                self.disk.take_back(lent)
             return None
         if not is_ahead:
             self.host.count_hit(source)
             self.device.count_hit(blocks)
         self.choice.count_load(is_declined=False)
-        page_size, pages = self.device.page_size, blocks.pages[first:last]
+        pages = blocks.pages[first:last]
         tokens = tokens[: last * page_size * TOKEN_BYTES]
         load = HostLoad(
             namespace,
@@ -335,7 +352,6 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         )
         slots = source.pages[first:last]
         if lent is not None:
-            assert lent.first == max(first, source.n_leased), "the tiers have changed since ``match``"
             slots += [self.copier.n_slots + slot for slot in lent.slots]
         pairs = []
         if source.state is not None and place is not None:
@@ -449,9 +465,10 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         """Ends the copies, and frees the host memory.
 
         With a disk tier, what was offered is written first, as far as ``timeout_s`` allows, but not what waits for
-        host memory.
+        host memory, or for a store that is behind: it may hang.
         """
         if self.disk is not None:
+            self.disk.drop_postponed()
             end = monotonic() + timeout_s
             while (self.is_busy or self._offers or self.disk.n_offers) and (left := end - monotonic()) > 0:
                 self.advance()

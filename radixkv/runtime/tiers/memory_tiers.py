@@ -216,28 +216,19 @@ class MemoryTiers(Tiers):
             return False
         wait = self._waits.get(request) or _Wait(self._clock())
         fetchable = request.key[: wait.n_fetchable_bytes]
-        lent = host_tier.lend(request.namespace, fetchable, cached)
-        if lent is None:
-            looks_up = not (wait.is_looked_up or self._ahead.has_looked_up(request))
-            fetch = host_tier.find_fetch(request.namespace, fetchable, cached, looks_up=looks_up)
-            if fetch is not None:
-                self._join(request, fetch, cached)
-                return True
-            if not host_tier.choice.should_load(cached):
-                if cached.n_beyond_device:
-                    host_tier.choice.count_load(is_declined=True)
-                return False
-        n_pages = self._cache.pages_for(request.n_known)
-        n_kept = self._cache.n_available_to(request.namespace) - n_available
-        load = host_tier.begin_load(request.namespace, request.key, n_pages, n_kept, lent=lent)
-        if load is None:
+        n_lendable = host_tier.n_lendable(request.namespace, fetchable, cached)
+        if n_lendable and self._begin_load(request, cached, n_available, n_lendable):
+            return True
+        looks_up = not (wait.is_looked_up or self._ahead.has_looked_up(request))
+        fetch = host_tier.find_fetch(request.namespace, fetchable, cached, looks_up=looks_up)
+        if fetch is not None:
+            self._join(request, fetch, cached)
+            return True
+        if not host_tier.choice.should_load(cached):
+            if cached.n_beyond_device:
+                host_tier.choice.count_load(is_declined=True)
             return False
-        self._settle(request, cached.n_device)
-        self._take(request)
-        loading = _Loading(load, self._cache.n_missing(load.blocks, request.n_known, host_tier.max_row_tokens))
-        self._loads[request] = loading
-        self.n_promised += loading.n_missing
-        return True
+        return self._begin_load(request, cached, n_available)
 
     def advance(self) -> bool:
         """Takes finished copies: their requests are loaded, and those that joined wait again. Then begins to copy
@@ -377,19 +368,25 @@ class MemoryTiers(Tiers):
         host_tier = self._host_tier
         cached = host_tier.match(namespace, tokens)
         with_all, with_disk = host_tier.match_all(namespace, tokens, cached)
+        n_lendable = host_tier.n_lendable(namespace, tokens, cached)
+        if n_lendable:
+            with_disk = cached._replace(n_disk=n_lendable)
         n_used = len(tokens) // TOKEN_BYTES - 1  # a request computes at least one prompt token
         n_in_host = max(0, min(cached.n_host, n_used) - cached.n_device)
         n_memory = max(cached.n_host, cached.n_device)
         n_on_disk, n_fetched = (max(0, min(one.n_disk, n_used) - n_memory) for one in (with_all, with_disk))
-        is_fetched = n_fetched > 0 and host_tier.choice.should_load(with_disk)
+        is_fetched = n_fetched > 0 and (n_lendable > 0 or host_tier.choice.should_load(with_disk))
+        n_from_shared = None
+        if is_fetched:
+            n_from_shared = host_tier.n_from_shared(namespace, tokens, with_disk, are_lent=n_lendable > 0)
         return TierHits(
             n_in_host,
-            is_loaded=n_in_host > 0 and host_tier.choice.should_load(cached),
+            is_loaded=n_in_host > 0 and (n_lendable > 0 or host_tier.choice.should_load(cached)),
             min_loaded_tokens=host_tier.choice.cost.min_tokens if host_tier.choice.policy == "auto" else None,
             n_on_disk=n_on_disk,
             is_fetched=is_fetched,
             n_fetched=n_fetched if is_fetched else 0,
-            n_from_shared=host_tier.n_from_shared(namespace, tokens, with_disk) if is_fetched else None,
+            n_from_shared=n_from_shared,
             n_beyond_device=cached.n_beyond_device,
             n_beyond_host=with_all.n_beyond_host,
         )
@@ -435,6 +432,28 @@ class MemoryTiers(Tiers):
     def close(self, timeout_s: float) -> None:
         """Ends the copies, and frees the memory. Writes to disk what was offered, as far as the time allows."""
         self._host_tier.close(timeout_s)
+
+    def _begin_load(self, request: Request, cached: CachedPrefixes, n_available: int, n_lendable: int = 0) -> bool:
+        """Starts to load for a request; returns whether there is room, and what is to be lent could be lent.
+
+        Args:
+            request: a waiting request.
+            cached: what ``HostTier.match`` has returned for it.
+            n_available: pages that it may take.
+            n_lendable: what ``HostTier.n_lendable`` has returned for it; 0 to load from the host tier alone.
+        """
+        host_tier = self._host_tier
+        n_pages = self._cache.pages_for(request.n_known)
+        n_kept = self._cache.n_available_to(request.namespace) - n_available
+        load = host_tier.begin_load(request.namespace, request.key, n_pages, n_kept, n_lendable=n_lendable)
+        if load is None:
+            return False
+        self._settle(request, cached.n_device)
+        self._take(request)
+        loading = _Loading(load, self._cache.n_missing(load.blocks, request.n_known, host_tier.max_row_tokens))
+        self._loads[request] = loading
+        self.n_promised += loading.n_missing
+        return True
 
     def _take(self, request: Request) -> None:
         self._waiting.remove(request)

@@ -48,8 +48,6 @@ class LentPages:
     namespace: Namespace
     tokens: bytes
     """Of all pages up to the end of these, from the start of the sequence."""
-    first: int
-    """Pages before them."""
     keys: list[bytes]
     slots: list[int]
     """The store's slots that have them."""
@@ -107,7 +105,6 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         state_buffers: returns the memory of a host slot for a recurrent state, in parts of a page's size; None if
             the model has no recurrent layers.
         lender: the one of the stores whose pages the device copies in place, where no state is needed; None: none.
-
     """
 
     host: PageCache
@@ -314,7 +311,9 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         return fetch
 
     def n_lendable(self, namespace: Namespace, tokens: bytes, n_memory: int) -> int:
-        """Returns the length of a prompt's prefix that can be copied to the device without a fetch. O(tokens).
+        """Returns the length of a prompt's prefix that can be copied to the device without a fetch.
+
+        O(tokens), and O(1) beside their keys if there is more than can be lent.
 
         Args:
             namespace: the prompt's.
@@ -322,13 +321,17 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             n_memory: see ``fetchable``.
 
         Returns:
-            0 if the lender has not all that the stores have behind ``n_memory``, or a state must come with them.
+            0 if the lender has not all that the stores have behind ``n_memory``, or has more of it than it can lend
+            now, or if a state must come with it.
         """
         if self.lender is None or self.upper_states is not None:
             return 0
         keys = self._chain.keys(namespace, tokens)[n_memory // self.host.page_size :]
-        n_pages = self.lender.run(keys)
-        if not n_pages or n_pages < self.store.run(keys):
+        n_most = self.lender.n_lendable
+        if any(map(self.store.has, keys[n_most : n_most + 1])):
+            return 0
+        n_pages = self.lender.run(keys[:n_most])
+        if not n_pages or any(map(self.store.has, keys[n_pages : n_pages + 1])):
             return 0
         return n_memory + n_pages * self.host.page_size
 
@@ -353,10 +356,10 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         slots = self.lender.lend(keys, tokens[n_memory * TOKEN_BYTES :], n_usable)
         if slots is None:
             return None
-        self._lent.append(lent := LentPages(namespace, tokens, first, keys, slots))
+        self._lent.append(lent := LentPages(namespace, tokens, keys, slots))
         return lent
 
-    def take_back(self, lent: LentPages, n_pages: int = 0, seconds: float = 0.0) -> None:
+    def take_back(self, lent: LentPages, n_pages: int, seconds: float) -> None:
         """Ends a loan, and counts what was copied of it as fetched. O(pages).
 
         Args:
@@ -370,6 +373,8 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         place = next(place for place in self.store.places if place.store is self.lender)
         place.n_pages_read += n_pages
         place.read_seconds += seconds
+        if n_pages:
+            self.changes.add_stored(lent.namespace, lent.tokens)
 
     def advance(self) -> bool:
         """Takes the transfers that have finished, then starts writes of offered sequences.
@@ -422,8 +427,6 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     def flush(self) -> None:
         """Removes all pages from the store, also those of other models, unless servers share it. O(its pages)."""
         self._offers.clear()
-        for lent in self._lent:
-            lent.can_commit = False
         self._postponed.clear()
         self.store.clear()
 
@@ -452,6 +455,10 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             fetch_seconds_per_token=place.rate.s_per_token,
             shared=shared,
         )
+
+    def drop_postponed(self) -> None:
+        """Leaves out for good what a store was left out of because it is behind. O(1)."""
+        self._postponed.clear()
 
     def close(self, timeout_s: float) -> None:
         """Finishes the writes that were offered as far as ``timeout_s`` allows, and drops the rest."""
@@ -505,11 +512,14 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         for _ in range(min(MAX_OFFERS_PER_TURN, len(self._postponed))):
             if self._n_pages_in_store >= self._max_in_store or self.store.is_behind(self._max_behind):
                 break
-            self._start_store(self._postponed.popleft())
+            self._start_store(self._postponed.pop())
 
     def _take_store(self, store: Store[StoredPages], finished: FinishedTransfer) -> bool:
         if store.place.has_left_out and store.blocks.can_commit:
-            self._postponed.append(store.offer._replace(on_stored=None))
+            offer = store.offer._replace(on_stored=None)
+            if self._states is None:  # with states each offer has the one at its own end
+                self._postponed.drop_beginnings(offer)
+            self._postponed.add(offer)
         self.changes.add_stored(store.offer.namespace, store.offer.tokens)
         return finished.n_pages == store.n_pages
 

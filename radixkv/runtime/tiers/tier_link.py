@@ -18,6 +18,8 @@ from radixkv.tree.node import TOKEN_BYTES, Namespace, State
 MAX_OFFERS = 4096
 """Offers that wait for their copy; beyond them the oldest is dropped. A later request for the same tokens offers
 them again."""
+MAX_POSTPONED_BYTES = 64 << 20
+"""Bytes of tokens of the offers that wait for room; beyond them the oldest is dropped."""
 _NO_TOKEN = b"\xff" * TOKEN_BYTES
 """A token that no sequence has."""
 MAX_OFFERS_PER_TURN = 32
@@ -45,10 +47,53 @@ class Offer(NamedTuple):
     on_stored: Callable[[Namespace, bytes], None] | None = None
     """Called with namespace and tokens once the lower tier has what it has room for of the computed pages."""
 
+    def begins(self, other: Offer) -> bool:
+        """Returns whether another offer has all pages of this one."""
+        return self.namespace == other.namespace and other.tokens.startswith(self.tokens)
+
     def report(self) -> None:
         """Tells whoever made the offer that the lower tier has its pages."""
         if self.on_stored is not None:
             self.on_stored(self.namespace, self.tokens)
+
+
+class PostponedOffers:
+    """Offers in the order in which they were postponed, of at most ``MAX_POSTPONED_BYTES`` of tokens."""
+
+    def __init__(self) -> None:
+        self._offers = deque[Offer]()
+        self._n_bytes = 0
+        """Bytes of all tokens."""
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def __iter__(self) -> Iterator[Offer]:
+        return iter(self._offers)
+
+    def add(self, offer: Offer) -> None:
+        """Adds an offer; the oldest ones are dropped if it makes too many bytes. O(1) beside these."""
+        self._offers.append(offer)
+        self._n_bytes += len(offer.tokens)
+        while self._n_bytes > MAX_POSTPONED_BYTES:
+            self.pop()
+
+    def drop_beginnings(self, offer: Offer) -> None:
+        """Drops what an offer has all pages of, unless somebody is to be told when it is stored. O(offers)."""
+        kept = [one for one in self._offers if one.on_stored is not None or not one.begins(offer)]
+        self._offers = deque(kept)
+        self._n_bytes = sum(len(one.tokens) for one in kept)
+
+    def pop(self) -> Offer:
+        """Removes and returns the oldest offer. O(1)."""
+        offer = self._offers.popleft()
+        self._n_bytes -= len(offer.tokens)
+        return offer
+
+    def clear(self) -> None:
+        """Drops all offers."""
+        self._offers.clear()
+        self._n_bytes = 0
 
 
 class StateCopy(NamedTuple):
@@ -163,7 +208,7 @@ class TierLink(ABC, Generic[P, L]):
     """Stores in flight, by ticket."""
     _offers: deque[Offer] = field(default_factory=deque, init=False)
     """Offers that wait for their turn."""
-    _postponed: deque[Offer] = field(default_factory=deque, init=False)
+    _postponed: PostponedOffers = field(default_factory=PostponedOffers, init=False)
     """Offers for which the lower tier could not make room yet."""
     _n_pages_in_store: int = field(default=0, init=False)
 
@@ -189,7 +234,7 @@ class TierLink(ABC, Generic[P, L]):
                 which it has room; not if that fails.
         """
         if self.n_offers >= MAX_OFFERS:
-            (self._postponed or self._offers).popleft()
+            self._postponed.pop() if self._postponed else self._offers.popleft()
         self._offers.append(Offer(namespace, tokens, on_stored))
 
     def find_load(self, namespace: Namespace, tokens: bytes, n_upper: int) -> L | None:
@@ -304,7 +349,7 @@ class TierLink(ABC, Generic[P, L]):
 
     def _resume_postponed(self) -> None:
         """Lets postponed offers be tried again, after a store that has ended. O(these)."""
-        self._offers.extendleft(reversed(self._postponed))
+        self._offers.extendleft(reversed([*self._postponed]))
         self._postponed.clear()
 
     def _start_store(self, offer: Offer) -> None:
@@ -334,7 +379,7 @@ class TierLink(ABC, Generic[P, L]):
                 n_pages = None
         self._close(blocks, place, offer.namespace, offer.tokens)
         if n_pages is None:
-            self._postponed.append(offer)
+            self._postponed.add(offer)
         else:
             offer.report()
 

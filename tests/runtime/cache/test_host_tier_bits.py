@@ -158,8 +158,8 @@ def load_another_slot(patch: pytest.MonkeyPatch) -> None:
 def read_before_the_copy_is_done(patch: pytest.MonkeyPatch) -> None:
     begin = HostTier.begin_load
 
-    def mutant(self: HostTier, namespace: Any, tokens: bytes, *args: int) -> HostLoad | None:
-        load = begin(self, namespace, tokens, *args)
+    def mutant(self: HostTier, namespace: Any, tokens: bytes, *args: int, **options: Any) -> HostLoad | None:
+        load = begin(self, namespace, tokens, *args, **options)
         if load is not None:
             self.device.commit_copied(load.blocks, load.tokens, len(load.tokens) // 4)
             self.device.close(load.blocks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.request import Request
+from radixkv.runtime.tiers import tier_link
 from radixkv.runtime.tiers.host_tier import HostTier
 from radixkv.tree.node import Namespace
 from support.engine import MESSAGE_ENDS, Engine, prompt, token_bytes
@@ -240,6 +241,67 @@ def test_each_store_says_what_it_has_of_a_prompt() -> None:
     keep(engine.stores[1], 0, 3)
     stored = engine.scheduler.tiers.stored(Namespace(), token_bytes(prompt(N_TOKENS)))
     assert (stored.n_on_disk, stored.n_in_shared) == (28, 12)
+
+
+def left_out(n_chats: int, n_tokens: int) -> Engine:
+    """Returns an engine whose second store is stuck, and lacks what is offered of chats chunk by chunk."""
+    engine = Engine(
+        n_pages=600, page_size=4, n_slots=2000, has_disk=True, n_more_stores=1, max_num_batched_tokens=64
+    )
+    engine.finishes_copies = False
+    for number in range(n_chats):
+        engine.add([number, *prompt(n_tokens - 1)], max_tokens=1)
+        while engine.scheduler.running or engine.scheduler.waiting:
+            engine.turn()
+            engine.copier.finish_all()
+            engine.stores[0].finish_all()
+    for _ in range(50):
+        engine.copier.finish_all()
+        engine.stores[0].finish_all()
+        engine.scheduler.schedule()
+    return engine
+
+
+def test_a_longer_offer_takes_the_place_of_its_beginnings_while_a_store_is_behind() -> None:
+    engine = left_out(n_chats=8, n_tokens=640)
+    disk = engine.host_tier.disk
+    postponed = [bytes(offer.tokens) for offer in disk._postponed]
+    assert 4 < len(postponed) <= 8
+    assert not any(one != other and other.startswith(one) for one in postponed for other in postponed)
+    engine.store_all()
+    assert engine.stores[0].pages.keys() == engine.stores[1].pages.keys(), "nothing is left out for good"
+
+
+def test_offers_that_wait_for_a_store_have_bounded_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_link, "MAX_POSTPONED_BYTES", 9000)
+    engine = left_out(n_chats=12, n_tokens=400)
+    disk = engine.host_tier.disk
+    last = [bytes(offer.tokens[:4]) for offer in disk._postponed]
+    assert sum(len(offer.tokens) for offer in disk._postponed) <= 9000
+    assert last == [token_bytes([number]) for number in range(12 - len(last), 12)], "the oldest are dropped"
+    assert len(last) == 5
+    engine.store_all()
+    assert not disk.n_offers
+
+
+def test_close_does_not_wait_for_what_a_store_behind_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = left_out(n_chats=8, n_tokens=640)
+    in_flight = [len(store.in_flight) for store in engine.stores]
+    assert in_flight[1] > 0
+    n_waits = [0]
+
+    def wait(tier: HostTier, timeout_s: float) -> None:
+        n_waits[0] += 1
+        for store in engine.stores:
+            store.finish()
+
+    monkeypatch.setattr(HostTier, "wait", wait)
+    for store in engine.stores:
+        monkeypatch.setattr(store, "close", lambda timeout_s: None)
+    engine.host_tier.close(timeout_s=60.0)
+    assert n_waits[0] <= sum(in_flight)
+    assert not engine.host_tier.disk.n_offers
+    assert len(engine.stores[1].pages) < len(engine.stores[0].pages)
 
 
 def test_invalidation_reaches_both() -> None:

@@ -17,6 +17,10 @@ class PageLender(PageStore, Protocol):
     def mapped_slots(self) -> MappedSlots:
         """Where the slots are, for as long as the store is open and whoever has asked for it keeps the memory."""
 
+    @property
+    def n_lendable(self) -> int:
+        """Most pages that can be lent beside those that are."""
+
     def lend(self, keys: Sequence[bytes], tokens: bytes, n_usable: int) -> list[int] | None:
         """Returns the slots that have these pages, which nobody overwrites until they are given back. O(pages).
 

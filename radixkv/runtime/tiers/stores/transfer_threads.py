@@ -140,6 +140,19 @@ class TransferThreads:
             self._wake.notify(len(steps))
         return transfer.ticket
 
+    def start_unreported(self, urgency: Urgency, step: Step) -> None:
+        """Queues one step whose end is of no interest. O(1).
+
+        Args:
+            urgency: see ``start``.
+            step: the step. It may be left out when transfers are given up or dropped.
+        """
+        transfer = Transfer(next(self._tickets), 1, 0, None)
+        transfer.end()
+        with self._wake:
+            self._queues[urgency].append((transfer, 0, step))
+            self._wake.notify()
+
     def n_waiting(self, urgency: Urgency) -> int:
         """Returns the number of steps of a kind that have not begun. O(1)."""
         return len(self._queues[urgency])

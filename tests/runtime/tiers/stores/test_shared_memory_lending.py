@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +15,10 @@ from radixkv.runtime.tiers.stores.page_keys import KEY_BYTES
 from radixkv.runtime.tiers.stores.page_value import KEY_AT
 from radixkv.runtime.tiers.stores.shared_memory import memory_store as memory_store_module
 from radixkv.runtime.tiers.stores.shared_memory.memory_store import SharedMemoryStore
+from radixkv.runtime.tiers.stores.shared_memory.slot_locks import SlotLocks
 from radixkv.runtime.tiers.stores.shared_memory.slot_table import SlotTable
-from support.page_files import keys_of, load_run, page_of, store_run, tokens_of, wait
+from radixkv.runtime.tiers.stores.transfer_threads import Urgency
+from support.page_files import TIMEOUT_S, keys_of, load_run, page_of, store_run, tokens_of, wait
 from support.segments import memory_store, open_memory_store
 
 PAGE_BYTES = 5000
@@ -31,6 +35,19 @@ def stores(tmp_path: Path) -> Iterator[tuple[SharedMemoryStore, SharedMemoryStor
 
 def lend(store: SharedMemoryStore, run: list[int], n_usable: int = ALL) -> list[int] | None:
     return store.lend(keys_of(run), tokens_of(run), n_usable)
+
+
+def give_back(store: SharedMemoryStore, run: list[int], slots: list[int] | None) -> None:
+    """Ends a loan, and waits until a thread has noted the use."""
+    assert slots is not None
+    store.give_back(keys_of(run), slots)
+    give_up = time.monotonic() + TIMEOUT_S
+    while True:
+        with store._threads._wake:
+            if not store._threads.n_waiting(Urgency.LOAD) and not store._threads._running:
+                return
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
 
 
 def contents(store: SharedMemoryStore, slots: list[int] | None) -> list[bytes]:
@@ -64,8 +81,7 @@ def test_nobody_takes_a_lent_slot(stores: tuple[SharedMemoryStore, SharedMemoryS
     for store in stores:
         assert store_run(store, [7]) == 0, "not even a thread of the borrower"
     assert contents(other, slots) == pages_of([1, 2, 3, 4])
-    assert slots is not None
-    other.give_back(keys_of([1, 2, 3, 4]), slots)
+    give_back(other, [1, 2, 3, 4], slots)
     assert store_run(one, [7]) == 1
 
 
@@ -77,9 +93,8 @@ def test_a_page_that_is_lent_twice_is_kept_until_both_are_given_back(
     loans = [lend(other, [1, 2, 3, 4]) for _ in range(2)]
     assert loans[0] == loans[1]
     for slots in loans:
-        assert slots is not None
         assert store_run(one, [7]) == 0
-        other.give_back(keys_of([1, 2, 3, 4]), slots)
+        give_back(other, [1, 2, 3, 4], slots)
     assert store_run(one, [7]) == 1
 
 
@@ -99,8 +114,7 @@ def test_a_removal_takes_nothing_from_a_borrower(stores: tuple[SharedMemoryStore
     assert lend(other, [1]) is None
     assert store_run(one, [7]) == 0, "the slots are free and locked"
     assert contents(other, slots) == pages_of([1, 2, 3, 4])
-    assert slots is not None
-    other.give_back(keys_of([1, 2, 3, 4]), slots)
+    give_back(other, [1, 2, 3, 4], slots)
     assert store_run(one, [7]) == 1
 
 
@@ -113,6 +127,65 @@ def test_a_loan_that_is_refused_locks_nothing(
     monkeypatch.setattr(memory_store_module, "MAX_LENT_PAGES", 3)
     assert lend(other, [1, 2, 3, 4]) is None
     assert store_run(one, [5, 6, 7, 8]) == 4
+
+
+def test_the_use_of_lent_pages_is_noted_by_a_thread_of_the_store(
+    stores: tuple[SharedMemoryStore, SharedMemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks for all pages before them, however long the prompt is."""
+    one, other = stores
+    store_run(one, [1, 2, 3, 4])
+    touch_chain, threads = SlotTable.touch_chain, list[str]()
+
+    def noted(table: SlotTable, key: bytes, tick: int, n_most: int) -> int:
+        threads.append(threading.current_thread().name)
+        return touch_chain(table, key, tick, n_most)
+
+    monkeypatch.setattr(SlotTable, "touch_chain", noted)
+    slots = other.lend(keys_of([1, 2, 3, 4])[3:], tokens_of([1, 2, 3, 4])[-len(tokens_of([1])) :], ALL)
+    assert slots is not None
+    other.give_back(keys_of([1, 2, 3, 4])[3:], slots)
+    give_back(other, [], [])
+    assert len(threads) == 1
+    assert threads[0].startswith("shared-memory")
+    assert not other.take_finished(), "nobody waits for it"
+
+
+def test_few_calls_unlock_a_loan(
+    stores: tuple[SharedMemoryStore, SharedMemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = stores
+    store_run(one, [1, 2, 3, 4])
+    unlock, calls = SlotLocks.unlock, list[tuple[int, int | None]]()
+
+    def counted(locks: SlotLocks, slot: int, last: int | None = None) -> None:
+        calls.append((slot, last))
+        unlock(locks, slot, last)
+
+    monkeypatch.setattr(SlotLocks, "unlock", counted)
+    give_back(other, [1, 2, 3, 4], lend(other, [1, 2, 3, 4]))
+    assert calls == [(0, 3)]
+    longer, shorter = lend(other, [1, 2, 3, 4]), lend(other, [1, 2])
+    assert shorter is not None
+    give_back(other, [1, 2, 3, 4], longer)
+    assert len(calls) <= 1 + len(shorter) + 1
+    monkeypatch.undo()
+    assert store_run(one, [7, 8, 9]) == 2, "the others are still lent"
+    give_back(other, [1, 2], shorter)
+    assert store_run(one, [5, 6]) == 2
+
+
+@pytest.mark.parametrize("n_usable", [3, ALL])
+def test_nothing_is_locked_before_all_slots_are_found(
+    stores: tuple[SharedMemoryStore, SharedMemoryStore], monkeypatch: pytest.MonkeyPatch, n_usable: int
+) -> None:
+    """One slot is not usable, or one page is not there."""
+    one, other = stores
+    store_run(one, [1, 2, 3, 4] if n_usable == 3 else [1, 2, 3])
+    locked = list[int]()
+    monkeypatch.setattr(SlotLocks, "try_lock_shared", lambda locks, slot: not locked.append(slot))
+    assert lend(other, [1, 2, 3, 4], n_usable) is None
+    assert not locked
 
 
 @pytest.mark.parametrize("changes", ["the page", "the key", "the tokens"])
@@ -145,8 +218,7 @@ def test_a_use_of_lent_pages_spares_them(stores: tuple[SharedMemoryStore, Shared
     store_run(one, [1, 2])
     store_run(one, [3, 4])
     slots = lend(other, [1, 2])
-    assert slots is not None
-    other.give_back(keys_of([1, 2]), slots)
+    give_back(other, [1, 2], slots)
     assert store_run(one, [8, 9]) == 2
     assert one.run(keys_of([1, 2])) == 2
     assert one.run(keys_of([3, 4])) == 0
