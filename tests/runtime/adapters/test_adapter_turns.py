@@ -47,6 +47,24 @@ def test_the_adapter_whose_request_has_the_longest_cached_prefix_is_next(
     front.adapters.close()
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_priority_counts_within_a_tenant_only(is_shared: bool) -> None:
+    """Among tenants that have had as much, the one that has waited longest is next, and then its best request."""
+    front = SlotFrontend(1, tenants=[TenantConfig(name, cache_salt="request") for name in ("one", "other", "busy")])
+    front.submit("sql", prompt(1), adapter="12ab", tenant="busy", max_tokens=20, ignore_eos=True)
+    front.turn(4)
+    assert front.adapters_device.in_slots == {"12ab"}
+    front.submit("law", prompt(2), adapter="34cd", tenant="one", max_tokens=2, priority=2)
+    front.submit("tax", prompt(2), adapter="56ef", tenant="one", max_tokens=2, priority=1)
+    if is_shared:
+        front.submit("urgent law", prompt(3), adapter="34cd", tenant="other", max_tokens=2, priority=0)
+    front.submit("medicine", prompt(3), adapter="78ab", tenant="other", max_tokens=2, priority=0)
+    front.turn()
+    assert front.slots.is_coming("56ef")
+    front.run()
+    front.adapters.close()
+
+
 def test_requests_of_one_adapter_begin_by_cached_prefix() -> None:
     """As those without adapters do: the queue behind ranks them once their adapter has its slot."""
     front = SlotFrontend(1, max_num_seqs=1)
