@@ -234,7 +234,7 @@ class SlotQueue:
         Args:
             users: the requests that hold or load pages.
         """
-        if self._lines and not self._times.are_equal:
+        if self._lines and not self._times.has_one_sender:
             self._charge(users)
         n_empty = self._n_slots - len(self._slots)
         closing: set[str] = set()
@@ -277,7 +277,7 @@ class SlotQueue:
         slot = self._slots[digest]
         if slot.is_closed or not self._is_over(slot.since):
             return slot.is_closed
-        is_own = self._times.are_equal or not line.senders.keys().isdisjoint(slot.senders)
+        is_own = self._times.has_one_sender or not line.senders.keys().isdisjoint(slot.senders)
         return is_own or self._time_of(line) < self._times.most(slot.senders)
 
     def _closes_at(self, digest: str) -> tuple[bool, float, float]:

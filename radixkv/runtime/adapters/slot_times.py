@@ -20,8 +20,8 @@ class SlotTimes:
         self._times = dict.fromkeys(weights, 0.0)
 
     @property
-    def are_equal(self) -> bool:
-        """Whether there are no two senders, so that no time matters."""
+    def has_one_sender(self) -> bool:
+        """Whether there is one sender at most, so that no time matters."""
         return len(self._weights) < 2
 
     def forget(self) -> None:
