@@ -210,10 +210,6 @@ async def _serve(
         RuntimeClient(metrics, misses, shows_contents=server.may_explain_contents)
         for _ in range(server.data_parallel_size)
     ]
-    placement = Placement()
-    client: EngineClient = (
-        replicas[0] if len(replicas) == 1 else ReplicasClient(replicas, metrics, misses, placement)
-    )
     try:
         starting = asyncio.create_task(_start(engine, server, replicas, signals))
         signalled = asyncio.create_task(signals.first.wait())
@@ -226,7 +222,9 @@ async def _serve(
             # A thread may wait for the hub without end, and the interpreter would wait for the thread.
             os._exit(128 + signals.first_number)
         supervisor, served_model, adapter_loads = starting.result()
-        placement.beginning = served_model.beginning
+        client: EngineClient = replicas[0]
+        if len(replicas) > 1:
+            client = ReplicasClient(replicas, metrics, misses, Placement(served_model.beginning))
         client.on_end.extend(open_report(served_model) for open_report in reports)
         try:
             body_reader = BodyReader(server.max_body_bytes, log=log_line)
@@ -263,7 +261,8 @@ async def _serve(
         finally:
             await supervisor.stop()
     finally:
-        await client.close()
+        for replica in replicas:
+            await replica.close()
 
 
 async def _start(

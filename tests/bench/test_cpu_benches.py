@@ -253,6 +253,21 @@ def test_adapters_take_turns_in_a_workload(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_turns_of_adapters_go_by_prefix_and_slot_time(tmp_path: Path) -> None:
+    """In virtual time, so that a busy machine changes nothing."""
+    by_age, by_prefix, *shares = run("adapter_turns.py", tmp_path, "--seconds", "40")
+    assert by_prefix["found_pct"] > by_age["found_pct"] + 10
+    assert [(line["slots"], line["order"]) for line in shares] == [
+        (1, "age"),
+        (1, "slot time"),
+        (2, "age"),
+        (2, "slot time"),
+    ]
+    assert all(line["few_pct"] < 20 for line in shares[::2])
+    assert all(45 < line["few_pct"] < 60 for line in shares[1::2])
+
+
+@pytest.mark.nightly
 def test_pages_in_shared_memory_are_stored_and_loaded(tmp_path: Path) -> None:
     url = f"shm://bench-{{page_bytes}}?size=64MiB&folder={tmp_path}"
     lines = run("shared_store.py", tmp_path, url, "--mebibytes", "8", "--rounds", "1")

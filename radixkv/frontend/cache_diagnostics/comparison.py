@@ -50,7 +50,7 @@ def compare(earlier: Fingerprint, later: Fingerprint, n_cached: int, state_block
     slack = state_block_tokens and state_block_tokens + page_size
     # By that, the prompts may differ: in most templates a message goes on otherwise than an answer begins.
     if n_left - n_common > page_size:
-        mark = earlier.first_mark(later)
+        mark = earlier.moved_mark(later)
         if mark is not None and n_common == mark // page_size * page_size:
             return Verdict("changed", INVOCATION, n_left, n_left - n_common)
         return Verdict("unavailable")

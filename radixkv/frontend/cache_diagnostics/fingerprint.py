@@ -80,7 +80,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
         """Tokens of the prompt in whole pages."""
         return len(self.pages) // DIGEST_BYTES * self.page_size
 
-    def first_mark(self, other: Fingerprint) -> int | None:
+    def moved_mark(self, other: Fingerprint) -> int | None:
         """Returns where an activated LoRA begins to act in one of both prompts and not in the other; None if it
         does nowhere."""
         marks = [mark for mark in (self.mark, other.mark) if mark is not None]

@@ -68,18 +68,20 @@ class Placement:
     not answer in time, all counts that is remembered of what was sent to it.
 
     Args:
+        beginning: returns the adapter that computes the beginning of a prompt, and its key, as
+            ``ServedModel.beginning``. None: the request's adapter computes all of it.
         probe_limit_s: how long a replica may take to say what it has.
         clock: seconds, monotonic; that of ``Replica.empty_since``.
     """
 
     def __init__(
         self,
+        beginning: Callable[[str, bytes], tuple[str, bytes]] | None = None,
         *,
         probe_limit_s: float = PROBE_LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.beginning: Callable[[str, bytes], tuple[str, bytes]] = lambda adapter, tokens: (adapter, tokens)
-        """Returns the adapter that computes the beginning of a prompt, and its key: ``ServedModel.beginning``."""
+        self._beginning = beginning or _whole_prompt
         self._clock = clock
         self._probe_limit_s = probe_limit_s
         self._choice: ServerChoice[int] = ServerChoice()
@@ -136,7 +138,7 @@ class Placement:
             was_refused: whether another replica has refused it, because its queue is full.
         """
         now_s = self._clock()
-        adapter, key = self.beginning(prompt.adapter, prompt.tokens)
+        adapter, key = self._beginning(prompt.adapter, prompt.tokens)
         prefixes = prefixes_of(key, "\0".join((prompt.tenant, adapter, prompt.cache_salt)).encode())
         since = {
             index: max(replica.empty_since, now_s - UNKNOWN_S if index in found else 0.0)
@@ -166,6 +168,10 @@ class Placement:
     def n_placed(self, index: int) -> dict[str, int]:
         """Returns how many prompts were sent to a replica, by ``Reason``."""
         return {reason: self._placed[index, reason] for reason in get_args(Reason)}
+
+
+def _whole_prompt(adapter: str, tokens: bytes) -> tuple[str, bytes]:
+    return adapter, tokens
 
 
 def _can_be_asked(prompts: Sequence[Submit]) -> Sequence[Submit]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 
 from sortedcontainers import SortedDict
 
@@ -180,7 +180,7 @@ class SlotQueue:
     def next_adapter(self) -> str | None:
         """Returns the adapter that is to get the next slot; None if none waits for one.
 
-        O(adapters in line), and the ranks of some of their requests.
+        O(adapters in line), and the ranks of some of their requests; with senders O(requests in line).
         """
         coming = self._times.copy()
         for slot in self._slots.values():
@@ -191,10 +191,13 @@ class SlotQueue:
         due = [digest for digest in first if self._is_over(self._lines[digest].since)]
         if due or not first:
             return min(due, key=lambda digest: self._lines[digest].since, default=None)
-        lines = [self._lines[digest] for digest in first]
+        # Priorities and prefixes count within a sender only: of several, the one that has waited longest is next.
+        in_line = (request for request in self._unstarted.values() if request.adapter.digest in first)
+        sender = next(request.sender for request in in_line if coming.least([request.sender]) == least)
+        lines = [self._lines[digest] for digest in first if sender in self._lines[digest].senders]
         n_each = max(1, _MAX_RANKED // len(lines))
-        ranked = (request for line in lines for request in islice(line.requests.values(), n_each))
-        return self._queue.first(ranked).adapter.digest
+        own = ((one for one in line.requests.values() if one.sender == sender) for line in lines)
+        return self._queue.first(chain.from_iterable(islice(each, n_each) for each in own)).adapter.digest
 
     def find_slot(self, users: Iterable[Request]) -> tuple[bool, str | None]:
         """Returns whether another adapter can get a slot, and the adapter that loses its own for that, if any.
@@ -231,7 +234,7 @@ class SlotQueue:
         Args:
             users: the requests that hold or load pages.
         """
-        if self._lines and not self._times.are_equal:
+        if self._lines and not self._times.has_one_sender:
             self._charge(users)
         n_empty = self._n_slots - len(self._slots)
         closing: set[str] = set()
@@ -274,7 +277,7 @@ class SlotQueue:
         slot = self._slots[digest]
         if slot.is_closed or not self._is_over(slot.since):
             return slot.is_closed
-        is_own = self._times.are_equal or not line.senders.keys().isdisjoint(slot.senders)
+        is_own = self._times.has_one_sender or not line.senders.keys().isdisjoint(slot.senders)
         return is_own or self._time_of(line) < self._times.most(slot.senders)
 
     def _closes_at(self, digest: str) -> tuple[bool, float, float]:

@@ -20,8 +20,8 @@ class SlotTimes:
         self._times = dict.fromkeys(weights, 0.0)
 
     @property
-    def are_equal(self) -> bool:
-        """Whether there are no two senders, so that no time matters."""
+    def has_one_sender(self) -> bool:
+        """Whether there is one sender at most, so that no time matters."""
         return len(self._weights) < 2
 
     def forget(self) -> None:
@@ -29,9 +29,15 @@ class SlotTimes:
         self._times = dict.fromkeys(self._weights, 0.0)
 
     def charge(self, senders: Iterable[str], seconds: float) -> None:
-        """Adds the time for which a slot had requests of these senders, to each of them all of it. O(senders)."""
-        for sender in senders:
-            self._times[sender] += seconds / self._weights[sender]
+        """Adds the time for which a slot had requests of these senders, all of it to one of them. O(senders).
+
+        It is the one whose time is then the least. Those who have had less than that are raised to it. Others pay
+        nothing: else who shares a slot in turns of others might never have the least, and so no turn of its own.
+        """
+        charged = {sender: self._times[sender] + seconds / self._weights[sender] for sender in senders}
+        level = min(charged.values(), default=0.0)
+        for sender in charged:
+            self._times[sender] = max(self._times[sender], level)
 
     def raise_others(self, *, waiting: Collection[str], served: Collection[str]) -> None:
         """Raises the times of those who neither wait nor have a turn to the least time of those who wait.

@@ -65,8 +65,10 @@ class _Return(NamedTuple):
     name: str
     """Id of the request whose answer began the pause."""
     pause_s: float
+    can_use: bool
+    """Whether the request has a page in common with the conversation. If not, it was of no use to keep it."""
     is_on_device: bool
-    """Whether the device's cache had all of the conversation that the request has in common with it."""
+    """Whether the device's cache had all of the conversation that the request can use."""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,15 +139,20 @@ class Pauses(Returns):
             n_needed = min(len(pause.key) // TOKEN_BYTES - 1, n_common)
             states = self._cache.tree.states
             step = max(self._cache.page_size, 0 if states is None else states.block_tokens)
-            is_on_device = n_cached + step > n_needed
-            turn.resumed = _Return(message.resumes, self._clock() - pause.began_at, is_on_device)
+            can_use = n_needed >= self._cache.page_size
+            is_on_device = can_use and n_cached > 0 and n_cached + step > n_needed
+            turn.resumed = _Return(message.resumes, self._clock() - pause.began_at, can_use, is_on_device)
         return turn
 
     def resume(self, turn: Turn, namespace: Namespace) -> None:
-        """Ends the pause that a turn goes on from, and all of its session. O(1), with a session O(pauses)."""
+        """Ends the pause that a turn goes on from, and all of its session. O(1), with a session O(pauses).
+
+        Nothing is learnt of a return that can use no page of the conversation.
+        """
         returned, turn.resumed = turn.resumed, None
         if returned is not None and (pause := self._take(returned.name)) is not None:
-            self._times.add(pause.kind, returned.pause_s, has_returned=True, is_on_device=returned.is_on_device)
+            if returned.can_use:
+                self._times.add(pause.kind, returned.pause_s, has_returned=True, is_on_device=returned.is_on_device)
             self._n_returned += 1
             self._n_on_device += returned.is_on_device
         if turn.session_id:

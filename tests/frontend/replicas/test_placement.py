@@ -68,9 +68,9 @@ class Clock:
         return self.now_s
 
 
-def patient(clock: Clock | None = None) -> Placement:
+def patient(clock: Clock | None = None, model: ServedModel | None = None) -> Placement:
     """Returns a placement of two replicas that waits for those of a busy machine."""
-    return Placement(probe_limit_s=30.0, clock=clock or Clock())
+    return Placement(None if model is None else model.beginning, probe_limit_s=30.0, clock=clock or Clock())
 
 
 def test_a_prompt_goes_where_most_of_it_is() -> None:
@@ -109,8 +109,7 @@ def served_model() -> ServedModel:
 
 def test_an_activated_lora_goes_where_the_model_has_the_prompt_before_its_invocation() -> None:
     """Also right behind it, before a replica can say that it has the prompt."""
-    placement, replicas = patient(), {0: FakeReplica(), 1: FakeReplica()}
-    placement.beginning = served_model().beginning
+    placement, replicas = patient(model=served_model()), {0: FakeReplica(), 1: FakeReplica()}
     for salt in "abcdef":
         first = choose(placement, replicas, prompt(salt=salt))
         again = replace(prompt(salt=salt), adapter=ACTIVATED)
@@ -121,8 +120,7 @@ def test_an_activated_lora_goes_where_the_model_has_the_prompt_before_its_invoca
 @pytest.mark.parametrize(("adapter", "n_shared"), [("", 400), (ACTIVATED, 299), (LORA, 0), ("56ef", 0)])
 def test_recent_prompts_count_as_far_as_they_have_the_same_key(adapter: str, n_shared: int) -> None:
     """An adapter of another digest, such as one that was unloaded, shares nothing."""
-    placement = patient()
-    placement.beginning = served_model().beginning
+    placement = patient(model=served_model())
     placement.choose(prompt(), {0: FakeReplica()}, {})
     load = placement.choose(replace(prompt(), adapter=adapter), {0: FakeReplica()}, {}).load
     n_found = N_TOKENS - (load - 1) * TOKENS_PER_ANSWER

@@ -159,6 +159,33 @@ def test_a_return_is_on_the_device_only_as_a_whole(front: Frontend) -> None:
     assert (stats(front).returns_total, stats(front).returns_on_device_total) == (1, 0)
 
 
+@pytest.mark.parametrize("is_cached", [False, True])
+@pytest.mark.parametrize("n_common", [0, 3])
+def test_a_return_that_can_use_no_page_is_not_on_the_device_and_teaches_nothing(
+    front: Frontend, n_common: int, is_cached: bool
+) -> None:
+    """As where the system prompt begins with the time of day."""
+    prompt = numbered(300)
+    paused = turn(front, "paused", prompt, "search")
+    if not is_cached:
+        press(front)
+    front.serve("back", [*prompt[:n_common], 99, *paused, 1], resumes="paused")
+    assert totals(front) == PauseStats(0, 0, returns_total=1, returns_on_device_total=0, given_up_total=0)
+    assert not stats(front).kinds
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_return_with_one_common_page_is_on_the_device_if_that_is_there(front: Frontend, is_cached: bool) -> None:
+    prompt = numbered(300)
+    turn(front, "paused", prompt, "search")
+    if not is_cached:
+        press(front)
+    front.serve("back", [*prompt[:5], 99, *prompt], resumes="paused")
+    kind = stats(front).kinds["\0search"]
+    assert (kind.returns_total, kind.returns_on_device_total) == (1, int(is_cached))
+    assert (stats(front).returns_total, stats(front).returns_on_device_total) == (1, int(is_cached))
+
+
 def test_a_client_says_how_long_a_pause_takes(front: Frontend) -> None:
     prompt = numbered(300)
     answer = front.serve("told", prompt, may_pause=True, expected_pause_s=5.0, temperature=0.0).tokens[0]

@@ -35,7 +35,7 @@ class StorePlace:
     """By ticket of the store."""
 
     @property
-    def is_due(self) -> bool:
+    def is_stale(self) -> bool:
         """Whether its rate is out of date. Then its pages count as free until the next load measures it anew."""
         return self.n_passed_over >= MAX_PASSED_OVER
 
@@ -202,11 +202,11 @@ class JoinedStore:
         transfer = _Transfer(next(self._tickets), load=load)
         holders = self._holders(keys)
         chosen = self._choose(holders)
-        due = {number for number in set(chosen) if self.places[number].is_due}
+        stale = {number for number in set(chosen) if self.places[number].is_stale}
         for number in set(chosen).union(*holders, *self._holders(declined)):
             place = self.places[number]
             place.n_passed_over = 0 if number in chosen else place.n_passed_over + 1
-        self._ask(transfer, range(len(keys)), chosen, due)
+        self._ask(transfer, range(len(keys)), chosen, stale)
         return transfer.ticket
 
     def store(
@@ -316,7 +316,7 @@ class JoinedStore:
     def _cheapest(self, numbers: Sequence[int], n_of: Sequence[int], n_pages: int) -> int:
         """Returns the number of the place that gives some more pages soonest.
 
-        The first one, unless another one is measured to be faster; before all, one that is due.
+        The first one, unless another one is measured to be faster; before all, one whose rate is stale.
 
         Args:
             numbers: of the places that have the pages.
@@ -324,8 +324,8 @@ class JoinedStore:
             n_pages: how many pages there are.
         """
         places = [self.places[number] for number in numbers]
-        if due := [place for place in places if place.is_due]:
-            return due[0].number
+        if stale := [place for place in places if place.is_stale]:
+            return stale[0].number
         if not places[0].rate.is_known:
             return places[0].number
 
@@ -338,22 +338,22 @@ class JoinedStore:
     def _seconds(self, number: int, n_pages: int) -> float:
         """Returns how long a place is estimated to take for some pages. O(1)."""
         place = self.places[number]
-        return 0.0 if place.is_due else place.rate.seconds(n_pages * self._page_tokens)
+        return 0.0 if place.is_stale else place.rate.seconds(n_pages * self._page_tokens)
 
     def _start(
         self,
         transfer: _Transfer,
         parts: Sequence[tuple[StorePlace, int, Sequence[int]]],
-        due: Collection[int] = (),
+        stale: Collection[int] = (),
     ) -> int:
         """Takes note of the parts of a transfer, which have begun; returns its ticket."""
         transfer.n_parts = len(parts)
         for place, ticket, pages in parts:
-            place.in_flight[ticket] = _Part(transfer, pages, place.number in due)
+            place.in_flight[ticket] = _Part(transfer, pages, place.number in stale)
         return transfer.ticket
 
     def _ask(
-        self, transfer: _Transfer, pages: Sequence[int], chosen: Sequence[int], due: Collection[int] = ()
+        self, transfer: _Transfer, pages: Sequence[int], chosen: Sequence[int], stale: Collection[int] = ()
     ) -> None:
         """Begins a round of a load, with a part for each place that gives pages.
 
@@ -361,7 +361,7 @@ class JoinedStore:
             transfer: the load's.
             pages: indices of the pages.
             chosen: the number of the place that gives each.
-            due: numbers of the places that are measured anew.
+            stale: numbers of the places that are measured anew.
         """
         load = transfer.load
         assert load is not None
@@ -376,7 +376,7 @@ class JoinedStore:
                 [load.keys[page] for page in own], tokens, [load.buffers[page] for page in own]
             )
             parts.append((place, ticket, own))
-        self._start(transfer, parts, due)
+        self._start(transfer, parts, stale)
 
     def _end_part(self, place: StorePlace, part: _Part, finished: FinishedTransfer) -> FinishedTransfer | None:
         """Takes note of the end of a part; returns the outcome if it was the last one."""
