@@ -170,7 +170,8 @@ def test_few_calls_unlock_a_loan(
     give_back(other, [1, 2, 3, 4], longer)
     assert len(calls) <= 1 + len(shorter) + 1
     monkeypatch.undo()
-    assert store_run(one, [7, 8, 9]) == 2, "the others are still lent"
+    store_run(one, [7, 8, 9])  # a thread may write the third one first, which then goes
+    assert one.run(keys_of([7, 8, 9])) == 2, "the others are still lent"
     give_back(other, [1, 2], shorter)
     assert store_run(one, [5, 6]) == 2
 
