@@ -17,6 +17,8 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, pow
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
 
 _LARGEST = tl.constexpr(FP8_MAX)
+_VALUES = 2048
+"""Values of a program that rounds groups of 128: it has some loads in flight at once."""
 _SMALLEST = tl.constexpr(1e-10)
 """The least maximum that a scale is computed from, so that zeros have a scale."""
 
@@ -79,17 +81,21 @@ def _new_fp8_rows(like: Tensor, size: int, scales: RowScales) -> Fp8Rows:
 
 def _quantized(x: Tensor, size: int, scales: RowScales, *, is_gated: bool) -> Fp8Rows:
     rows = _new_fp8_rows(x, size, scales)
-    block = power_of_two(max(size, BLOCK))
-    _quantize[(len(x),)](
+    width = BLOCK if scales == "groups" else power_of_two(max(size, BLOCK))
+    n_pieces = len(x) * -(-size // width)
+    n_at_once = max(1, _VALUES // width)
+    _quantize[(-(-n_pieces // n_at_once),)](
         x,
         x.stride(0),
         size,
-        *output_of(rows),
-        GROUP=scale_group(rows, block),
-        KEEPS=False,
-        BLOCK=block,
+        n_pieces,
+        rows.values,
+        rows.scales,
+        rows.scales.stride(1),
+        WIDTH=width,
+        PIECES=n_at_once,
         GATED=is_gated,
-        num_warps=warps_for(block),
+        num_warps=warps_for(n_at_once * width),
         **overlapping(x),
     )
     return rows
@@ -125,32 +131,46 @@ def keeps_unrounded(rows: Rows) -> bool:
 
 
 @CachedKernel
-@triton.jit(do_not_specialize=["group_stride"])
+@triton.jit(do_not_specialize=["n_pieces", "group_stride"])
 def _quantize(
     x: tl.tensor,
     x_stride: tl.tensor,
     size: tl.tensor,
+    n_pieces: tl.tensor,
     out: tl.tensor,
-    out_stride: tl.tensor,
     scales: tl.tensor,
     group_stride: tl.tensor,
-    unrounded: tl.tensor,
-    GROUP: tl.constexpr,
-    KEEPS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PIECES: tl.constexpr,
     GATED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
+    """Rounds pieces of rows that have a scale each: whole rows, or ``WIDTH`` values of them."""
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    source = x + row * x_stride + columns
-    value = tl.load(source, columns < size, 0.0).to(tl.float32)
+    piece = tl.program_id(0) * PIECES + tl.arange(0, PIECES)
+    n_row_pieces = tl.cdiv(size, WIDTH)
+    row, group = (piece // n_row_pieces).to(tl.int64), piece % n_row_pieces
+    column = group[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    is_piece = piece < n_pieces
+    is_value = is_piece[:, None] & (column < size)
+    source = x + row[:, None] * x_stride + column
+    value = tl.load(source, is_value, 0.0).to(tl.float32)
     if GATED:
-        value = value / (1.0 + tl.exp(-value)) * tl.load(source + size, columns < size, 0.0).to(tl.float32)
-    store_row(value, row, size, out, out_stride, scales, group_stride, unrounded, BLOCK, GROUP, KEEPS)
+        value = value / (1.0 + tl.exp(-value)) * tl.load(source + size, is_value, 0.0).to(tl.float32)
+    rounded, scale = _rounded(value)
+    tl.store(out + row[:, None] * size + column, rounded.to(out.dtype.element_ty), is_value)
+    tl.store(scales + row + group * group_stride, scale, is_piece)
+
+
+@triton.jit
+def _rounded(values: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Returns values in the range of FP8, [groups, values] float32, and the scale of each group."""
+    scale = tl.maximum(tl.max(tl.abs(values), 1), _SMALLEST) / _LARGEST
+    # NaN stays NaN, so that the check of finite logits sees it.
+    rounded = tl.maximum(values / scale[:, None], -_LARGEST, tl.PropagateNan.ALL)
+    return tl.minimum(rounded, _LARGEST, tl.PropagateNan.ALL), scale
 
 
 @triton.jit
@@ -176,13 +196,9 @@ def store_row(
     if GROUP == 0:
         tl.store(out + row * out_stride + columns, value.to(out.dtype.element_ty), columns < size)
     else:
-        groups = tl.reshape(value.to(tl.float32), [BLOCK // GROUP, GROUP])
-        scale = tl.maximum(tl.max(tl.abs(groups), 1), _SMALLEST) / _LARGEST
-        rounded = tl.reshape(groups / scale[:, None], [BLOCK])
-        # NaN stays NaN, so that the check of finite logits sees it.
-        rounded = tl.maximum(rounded, -_LARGEST, tl.PropagateNan.ALL)
-        rounded = tl.minimum(rounded, _LARGEST, tl.PropagateNan.ALL)
-        tl.store(out + row * out_stride + columns, rounded.to(out.dtype.element_ty), columns < size)
+        groups, scale = _rounded(tl.reshape(value.to(tl.float32), [BLOCK // GROUP, GROUP]))
+        rounded = tl.reshape(groups, [BLOCK]).to(out.dtype.element_ty)
+        tl.store(out + row * out_stride + columns, rounded, columns < size)
         group = tl.arange(0, BLOCK // GROUP)
         tl.store(scales + row + group * group_stride, scale, group * GROUP < size)
         if KEEPS:
