@@ -141,9 +141,9 @@ def test_products_with_their_activation_fit(n_rows: int, target: int) -> None:
 @pytest.mark.parametrize(("kind", "half"), [*product(["bf16", "fp32"], ["gated", "first", "second"])])
 def test_products_of_experts_fit(kind: str, half: str, n_pairs: int, target: int) -> None:
     item_size = 2 if kind == "bf16" else 4
-    tile = grouped.grouped_tile(n_pairs, 128, item_size, has_room=SHARED_BYTES[target] >= 160_000)
+    tiles = grouped.grouped_tiles(n_pairs, 128, item_size, has_room=SHARED_BYTES[target] >= 160_000)
     kinds = dict.fromkeys(("x", "weight", "bias", "out"), f"*{kind}")
-    check_grouped(kinds, tile, target, scale_unit=0, half=half)
+    check_grouped(kinds, tiles, target, scale_unit=0, half=half)
 
 
 @pytest.mark.parametrize("target", FP8_TARGETS)
@@ -152,19 +152,21 @@ def test_products_of_experts_fit(kind: str, half: str, n_pairs: int, target: int
 @pytest.mark.parametrize("half", ["gated", "first", "second"])
 def test_products_of_experts_in_fp8_fit(half: str, scale_unit: int, n_pairs: int, target: int) -> None:
     has_room = SHARED_BYTES[target] >= 160_000
-    tile = grouped.grouped_tile(n_pairs, 128, 1, has_room=has_room, has_blocks=scale_unit > 1)
+    tiles = grouped.grouped_tiles(n_pairs, 128, 1, has_room=has_room, has_blocks=scale_unit > 1)
     kinds = dict.fromkeys(("x", "weight"), "*fp8e4nv") | dict.fromkeys(("bias", "out"), "*bf16")
-    check_grouped(kinds, tile, target, scale_unit=scale_unit, half=half)
+    check_grouped(kinds, tiles, target, scale_unit=scale_unit, half=half)
 
 
 def check_grouped(
-    kinds: dict[str, str], tile: grouped.GroupedTile, target: int, *, scale_unit: int, half: str
+    kinds: dict[str, str], tiles: grouped.GroupedTiles, target: int, *, scale_unit: int, half: str
 ) -> None:
+    tile = tiles.second if half == "second" else tiles.first
     kinds = kinds | dict.fromkeys(("order", "tiles"), "*i32") | dict.fromkeys(("x_scales", "scales"), "*fp32")
     kinds |= dict.fromkeys(("n_tiles", "n_out", "n_in", "x_group_stride"), "i32")
     constants = {
         "SCALE_UNIT": scale_unit,
         "N_ACTIVE": 8,
+        "PARTS": tiles.first.rows // tile.rows,
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
         "DEPTH": tile.depth,
@@ -506,7 +508,7 @@ def test_gated_delta_nets_fit(key_dim: int, value_dim: int, target: int) -> None
     columns = min(tile.columns, value_dim)
     for kernel, constants, options in (
         (convolution._convolve_tokens, {}, {"num_warps": 1}),
-        (convolution._convolve_blocks, {"BLOCK": 64}, {"num_warps": 8}),
+        (convolution._convolve_blocks, {"BLOCK": 64, "GROUPS": 64}, {"num_warps": 8}),
         (convolution._keep_inputs, {"BLOCK": 512}, {"num_warps": 4}),
         (delta_blocks._compute_blocks, {"BLOCK": 64, "PRECISION": precision}, {"num_warps": 4}),
         (
@@ -545,7 +547,7 @@ def test_layers_of_mamba2_fit(state_size: int, head_size: int, target: int) -> N
     plain = {"N_KEYS": 0, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
     for kernel, constants, options in (
         (convolution._convolve_tokens, plain, {"num_warps": 1}),
-        (convolution._convolve_blocks, plain | {"BLOCK": 64}, {"num_warps": 8}),
+        (convolution._convolve_blocks, plain | {"BLOCK": 64, "GROUPS": 64}, {"num_warps": 8}),
         (mamba2_blocks._compute_blocks, {"BLOCK": 64}, {"num_warps": 4}),
         (
             mamba2_scan._scan,

@@ -78,7 +78,7 @@ def block_parts(
         convolved.new_empty(n_blocks, n_heads, BLOCK_TOKENS, dtype=torch.float32),
     )
     precision = inverse_precision(convolved.dtype, config) if convolved.is_cuda else "ieee"  # Triton's interpreter
-    _compute_blocks[n_blocks, n_heads](
+    _compute_blocks[(n_blocks * n_heads,)](
         convolved,
         projected,
         log_decay,
@@ -121,7 +121,7 @@ def _compute_blocks(
     OVERLAP: tl.constexpr,
 ) -> None:
     CHANNELS: tl.constexpr = 2 * N_KEYS * KEY_DIM + N_HEADS * VALUE_DIM
-    block, head = tl.program_id(0), tl.program_id(1)
+    block, head = tl.program_id(0) // N_HEADS, tl.program_id(0) % N_HEADS  # those of a token run at once
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()

@@ -69,12 +69,13 @@ def convolve(
         )
     if sequences.prompts is not None:
         rows, blocks = sequences.prompts
-        _convolve_blocks[len(blocks), n_groups](
+        _convolve_blocks[(len(blocks) * n_groups,)](
             *tensors,
             rows,
             blocks,
             *strides,
             **sizes,
+            GROUPS=n_groups,
             BLOCK=BLOCK_TOKENS,
             DIM=head_dim,
             num_warps=8 if head_dim >= 128 else 4,
@@ -192,12 +193,16 @@ def _convolve_blocks(
     CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
     DIM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """Also saves the last inputs of blocks whose states are saved: no program reads them where they go."""
-    block, group = tl.program_id(0), tl.program_id(1)
+    """Also saves the last inputs of blocks whose states are saved: no program reads them where they go.
+
+    Programs of a block are consecutive, so that those that run at once read whole rows of ``x``.
+    """
+    block, group = tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS
     channel, is_channel = _channels_of(group, N_KEYS, KEY_DIM, VALUE_DIM, CHANNELS, DIM)
     if OVERLAP:
         gdc_wait()
