@@ -26,7 +26,7 @@ from radixkv.runtime.device.ops.base import RmsFields, TokenInputs
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.ops.cuda.expert_routing import Routing, route
-from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_linear, grouped_tile
+from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_linear, grouped_tiles
 from radixkv.runtime.device.ops.cuda.layers import Linear, RMSNorm
 from radixkv.runtime.device.ops.cuda.linear import add_linear_and_norm, gated_linear, linear
 from radixkv.runtime.device.ops.cuda.norm import rms_norm
@@ -175,9 +175,9 @@ def experts(mixture: Experts, n_rows: int) -> Iterator[Case]:
     norm = RMSNorm(normal(hidden), 1e-6, False)
     xs = [normal(n_rows, hidden) for _ in range(N_ROUTINGS)]
     n_pairs = n_rows * n_active
-    tile = grouped_tile(n_pairs, n_experts, 2, has_room=has_much_shared_memory(gate_up))
+    tiles = grouped_tiles(n_pairs, n_experts, 2, has_room=has_much_shared_memory(gate_up))
     logits = [router(x) for x in xs]
-    routings = [route(each, n_active, tile.rows, normalizes=True) for each in logits]
+    routings = [route(each, n_active, tiles.first.rows, normalizes=True) for each in logits]
     counts = [each.float().topk(n_active).indices.flatten().bincount(minlength=n_experts) for each in logits]
     ends = [count.cumsum(0).int() for count in counts]
     share = sum(int((count > 0).sum()) for count in counts) / (N_ROUTINGS * n_experts)
@@ -186,7 +186,7 @@ def experts(mixture: Experts, n_rows: int) -> Iterator[Case]:
     gated, products = torch.empty_like(activated), torch.empty_like(gathered)
 
     def multiply_gated(x: Tensor, routing: Routing) -> None:
-        grouped_linear(x, mixture.gate_up, routing, tile, gated, "silu")
+        grouped_linear(x, mixture.gate_up, routing, tiles.first, gated, "silu")
 
     def multiply_gated_torch(ends: Tensor) -> None:
         silu_and_multiply(torch._grouped_mm(gathered, gate_up.transpose(1, 2), offs=ends), gated)
@@ -197,14 +197,16 @@ def experts(mixture: Experts, n_rows: int) -> Iterator[Case]:
         return Case(name, n_rows, n_bytes, calls, n_flops)
 
     yield case("experts", (gate_up, down), [partial(mixture.add_and_norm, x, residual, norm) for x in xs])
-    yield case("experts_route", (), [partial(route, each, n_active, tile.rows, normalizes=True) for each in logits])
+    yield case(
+        "experts_route", (), [partial(route, each, n_active, tiles.first.rows, normalizes=True) for each in logits]
+    )
     pairs = zip(xs, routings, strict=True)
     yield case("experts_gated", (gate_up,), [partial(multiply_gated, *each) for each in pairs])
     yield case("experts_gated_torch", (gate_up,), [partial(multiply_gated_torch, each) for each in ends])
     yield case(
         "experts_down",
         (down,),
-        [partial(grouped_linear, activated, mixture.down, each, tile, products) for each in routings],
+        [partial(grouped_linear, activated, mixture.down, each, tiles.second, products) for each in routings],
     )
     yield case(
         "experts_down_torch",

@@ -16,7 +16,7 @@ from torch import Tensor
 from radixkv.runtime.device.ops.base import Fp8Rows, RowScales
 from radixkv.runtime.device.ops.cuda.expert_routing import SigmoidScores, most_tiles, route
 from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
-from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_tile
+from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_tiles
 from radixkv.runtime.device.ops.cuda.layers import LayerNorm, Linear, Mlp, RMSNorm
 from radixkv.runtime.device.ops.cuda.operations import Experts, SharedExpert
 from radixkv.runtime.device.weights.layer_weights import LinearWeights
@@ -277,8 +277,8 @@ def test_experts_in_float16() -> None:
 
 
 def test_the_sizes_above_have_all_tiles() -> None:
-    assert {grouped_tile(2 * n, 8, 2, has_room=False).rows for n in (1, 2, 30, 100, 300)} == {16, 64, 128}
-    assert {grouped_tile(2 * n, 8, 4, has_room=False).rows for n in (1, 2, 30, 100, 300)} == {16, 64}
+    assert {grouped_tiles(2 * n, 8, 2, has_room=False).first.rows for n in (1, 2, 30, 100, 300)} == {16, 64, 128}
+    assert {grouped_tiles(2 * n, 8, 4, has_room=False).first.rows for n in (1, 2, 30, 100, 300)} == {16, 64}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from radixkv.runtime.device.ops.cuda.expert_routing import route
 from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
 from radixkv.runtime.device.ops.cuda.fp8_linear import Fp8Tile, fp8_linear, multiply_fp8, weight_only_tile
 from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows, quantize_rows, row_scales, silu_and_multiply_to_fp8
-from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_linear, grouped_tile
+from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_linear, grouped_tiles
 from radixkv.runtime.device.ops.cuda.layers import Fp8Linear, Linear, Mlp, RMSNorm
 from radixkv.runtime.device.ops.cuda.norm import rms_norm
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations, Experts, SharedExpert
@@ -347,24 +347,30 @@ def test_rows_of_a_mixture_are_rounded_once(
 
 
 @pytest.mark.parametrize("scales", ["channels", "blocks"])
+@pytest.mark.parametrize("has_room", [False, True])
 @pytest.mark.parametrize(
     ("n_tokens", "n_experts", "hidden", "inner"),
     [(3, 5, 256, 128), (40, 5, 200, 144), (300, 5, 256, 128), (110, 3, 200, 144), (110, 3, 200, 256)],
 )
-def test_products_of_experts(n_tokens: int, n_experts: int, hidden: int, inner: int, scales: Fp8Scales) -> None:
+def test_products_of_experts(
+    n_tokens: int, n_experts: int, hidden: int, inner: int, scales: Fp8Scales, has_room: bool
+) -> None:
     """Each pair of a token and an expert is the product with that expert's matrix.
 
-    With many rows for each expert, gate and up are apart, unless a block has both.
+    With many rows for each expert, gate and up are apart, unless a block has both. With scales of blocks and room
+    the second half has parts of the first one's row tiles.
     """
     n_active = 2
     down = stacked(n_experts, hidden, inner, scales)
-    tile = grouped_tile(n_tokens * n_active, n_experts, 1, has_room=False, has_blocks=down.has_blocks)
-    assert (tile.rows >= 64) == (n_tokens * n_active > 64 * n_experts)
-    routing = route(normal(n_tokens, n_experts, dtype=DTYPE), n_active, tile.rows, normalizes=True)
+    tiles = grouped_tiles(n_tokens * n_active, n_experts, 1, has_room=has_room, has_blocks=down.has_blocks)
+    has_many = n_tokens * n_active > 64 * n_experts
+    assert (tiles.second.rows >= 64) == has_many
+    assert (tiles.first != tiles.second) == (has_many and has_room and down.has_blocks)
+    routing = route(normal(n_tokens, n_experts, dtype=DTYPE), n_active, tiles.first.rows, normalizes=True)
     expert_of = expert_of_position(routing.tiles, n_tokens * n_active)
     gated = rounded(normal(n_tokens * n_active, inner, dtype=DTYPE), row_scales(down))
     products = poisoned(n_tokens * n_active, hidden, dtype=torch.float32)
-    grouped_linear(gated, LinearWeights(down), routing, tile, products)
+    grouped_linear(gated, LinearWeights(down), routing, tiles.second, products)
     for position, pair in enumerate(routing.order.tolist()):
         row = dequantized(gated)[position : position + 1]
         check_product(products[pair : pair + 1], row, down.expert(expert_of[position]))
@@ -372,7 +378,7 @@ def test_products_of_experts(n_tokens: int, n_experts: int, hidden: int, inner: 
     gate_up = stacked(n_experts, 2 * inner, hidden, scales)
     x = rounded(normal(n_tokens, hidden, dtype=DTYPE), row_scales(gate_up))
     out = poisoned(n_tokens * n_active, inner, dtype=torch.float32)
-    grouped_linear(x, LinearWeights(gate_up), routing, tile, out, "silu")
+    grouped_linear(x, LinearWeights(gate_up), routing, tiles.first, out, "silu")
     for position, pair in enumerate(routing.order.tolist()):
         matrix_of = gate_up.expert(expert_of[position]).dequantize().double()
         gate, up = (dequantized(x)[pair // n_active] @ matrix_of.t()).chunk(2)

@@ -54,7 +54,10 @@ class Routing:
     """[pairs] int32: the pairs, by expert and then by token."""
     tiles: Tensor
     """[3, tiles] int32: the expert of each row tile, or -1 if the tile is not needed; the position of its first
-    pair in ``order``; and the position behind the expert's last pair, which may be beyond the tile."""
+    pair in ``order``; and the position behind the expert's last pair, which may be beyond the tile. Both are 0 of a
+    tile that is not needed."""
+    tile_rows: int
+    """Most pairs of a tile."""
 
 
 def most_tiles(n_pairs: int, n_experts: int, tile_rows: int) -> int:
@@ -126,7 +129,7 @@ def route(
         _order_pairs[(n_blocks,)](
             chosen, counts, order, tiles, n_tokens, n_tiles, **sizes, BLOCKS=_BLOCKS, **options
         )
-    return Routing(expert_weights, order, tiles)
+    return Routing(expert_weights, order, tiles, tile_rows)
 
 
 def _block_tokens(n_tokens: int, block_experts: int) -> int:

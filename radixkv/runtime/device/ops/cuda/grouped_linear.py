@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import triton
 import triton.language as tl
@@ -42,15 +42,23 @@ class GroupedTile:
     """Row tiles whose programs for the same columns are consecutive, so that they share the weight in the cache."""
 
 
-def grouped_tile(
+class GroupedTiles(NamedTuple):
+    """Tiles of the two halves of a mixture; those of the routing have ``first.rows``."""
+
+    first: GroupedTile
+    second: GroupedTile
+
+
+def grouped_tiles(
     n_pairs: int, n_experts: int, item_size: int, *, has_room: bool, has_blocks: bool = False
-) -> GroupedTile:
-    """Returns the tile of a mixture's products, chosen by the mean number of rows of an expert.
+) -> GroupedTiles:
+    """Returns the tiles of a mixture's products, chosen by the mean number of rows of an expert.
 
     - Up to 8 rows: most experts have one row tile. Narrow tiles give many programs that stream the weight.
     - Up to 64 rows: reading the weights still takes longest. A higher tile reads most of them once only.
     - More: tensor cores are the limit, and the largest tile that fits keeps them busy. In FP8 with scales of blocks
-      a smaller one does, because the scales take registers.
+      a smaller one does, because the scales take registers. Its first half reads each row twice, for gate and up,
+      and gains by a higher tile.
 
     The bounds are half of 16 and of 128 rows, because experts get unequal numbers of rows.
     Each number of tokens has one tile, so a row's bits depend on the number of rows in the step alone.
@@ -64,38 +72,45 @@ def grouped_tile(
     """
     mean_rows = n_pairs / n_experts
     if item_size == 4:
-        return GroupedTile(16 if mean_rows <= 8 else 64, 64, 32, n_warps=4, n_stages=2)
+        return _same(GroupedTile(16 if mean_rows <= 8 else 64, 64, 32, n_warps=4, n_stages=2))
     if item_size == 1:
-        return _fp8_tile(n_pairs, n_experts, has_room=has_room, has_blocks=has_blocks)
+        return _fp8_tiles(n_pairs, n_experts, has_room=has_room, has_blocks=has_blocks)
     if mean_rows <= 8:
-        return GroupedTile(16, 64, 128, n_warps=4, n_stages=5 if has_room else 4)
+        return _same(GroupedTile(16, 64, 128, n_warps=4, n_stages=5 if has_room else 4))
     if mean_rows <= 64:
-        return GroupedTile(64, 128, 64, n_warps=4, n_stages=4 if has_room else 3)
+        return _same(GroupedTile(64, 128, 64, n_warps=4, n_stages=4 if has_room else 3))
     if has_room:
-        return GroupedTile(128, 256, 64, n_warps=8, n_stages=3)
-    return GroupedTile(128, 128, 64, n_warps=8, n_stages=2)
+        return _same(GroupedTile(128, 256, 64, n_warps=8, n_stages=3))
+    return _same(GroupedTile(128, 128, 64, n_warps=8, n_stages=2))
 
 
-def _fp8_tile(n_pairs: int, n_experts: int, *, has_room: bool, has_blocks: bool) -> GroupedTile:
-    """Returns the fastest of 3 to 5 tiles on an H200; steps are as deep as blocks.
+def _same(tile: GroupedTile) -> GroupedTiles:
+    return GroupedTiles(tile, tile)
+
+
+def _fp8_tiles(n_pairs: int, n_experts: int, *, has_room: bool, has_blocks: bool) -> GroupedTiles:
+    """Returns the fastest tiles on an H200 of those that were tried; steps are as deep as blocks.
 
     The shapes of Qwen3-30B-A3B and Qwen3.6-35B-A3B were measured, with scales of blocks. Three stages are enough
     for many programs, and two tokens have few. With many rows, scales of blocks are multiplied into each step's
     sums, which leaves too few registers for larger tiles. A program has columns of one block of the matrix then, so
-    that each row's sums have one factor.
+    that each row's sums have one factor. See docs/decisions/0090-experts-of-many-rows-in-fp8.md.
     """
     mean_rows = n_pairs / n_experts
     if n_pairs <= 16:
-        return GroupedTile(16, 64, BLOCK, n_warps=4, n_stages=6)
+        return _same(GroupedTile(16, 64, BLOCK, n_warps=4, n_stages=6))
     if mean_rows <= 8:
-        return GroupedTile(16, 128, BLOCK, n_warps=4, n_stages=3)
+        return _same(GroupedTile(16, 128, BLOCK, n_warps=4, n_stages=3))
     if mean_rows <= 64:
-        return GroupedTile(32, 128, BLOCK, n_warps=4, n_stages=3)
+        return _same(GroupedTile(32, 128, BLOCK, n_warps=4, n_stages=3))
+    if has_blocks and has_room:
+        second = GroupedTile(64, BLOCK, BLOCK, n_warps=4, n_stages=4)
+        return GroupedTiles(GroupedTile(128, BLOCK, BLOCK, n_warps=8, n_stages=3), second)
     if has_blocks:
-        return GroupedTile(64, BLOCK, BLOCK, n_warps=4, n_stages=4 if has_room else 2)
+        return _same(GroupedTile(64, BLOCK, BLOCK, n_warps=4, n_stages=2))
     if has_room:
-        return GroupedTile(128, 256, BLOCK, n_warps=8, n_stages=3)
-    return GroupedTile(128, 128, BLOCK, n_warps=8, n_stages=2)
+        return _same(GroupedTile(128, 256, BLOCK, n_warps=8, n_stages=3))
+    return _same(GroupedTile(128, 128, BLOCK, n_warps=8, n_stages=2))
 
 
 def has_row_factors(tile: GroupedTile, scale_unit: int, n_out: int, *, is_gated: bool) -> bool:
@@ -104,7 +119,7 @@ def has_row_factors(tile: GroupedTile, scale_unit: int, n_out: int, *, is_gated:
     This is so for many rows. Gate and up are two products then, which needs whole blocks of each.
 
     Args:
-        tile: from ``grouped_tile``.
+        tile: from ``grouped_tiles``.
         scale_unit: rows of the matrix that share a scale; 0 without scales.
         n_out: rows of an expert's matrix.
         is_gated: whether the matrix has gate and up.
@@ -130,8 +145,8 @@ def grouped_linear(
             if the weight is, with a scale for each 128 values if that has blocks.
         weights: [experts, 2 * inner, in], gate first, or [experts, out, in], contiguous, with a bias or without.
             The first half has [experts, inner, in] where the activation has no gate.
-        routing: of the tokens, with tiles of ``tile.rows``.
-        tile: from ``grouped_tile``.
+        routing: of the tokens, with row tiles of a multiple of ``tile.rows``.
+        tile: of this half, from ``grouped_tiles``.
         out: [pairs, inner] in the order of ``routing.order``, or [pairs, out] by the index of the pair; contiguous.
         activation: of the first half.
     """
@@ -148,8 +163,8 @@ def grouped_linear(
     is_gated = activation not in (None, "relu2")
     row_factors = has_row_factors(tile, scale_unit, n_out, is_gated=is_gated)
     n_columns = n_out // 2 if row_factors and is_gated else n_out
-    n_tiles = routing.tiles.shape[1]
-    _multiply_grouped[(n_tiles * -(-n_columns // tile.columns),)](
+    n_tiles, n_parts = routing.tiles.shape[1], routing.tile_rows // tile.rows
+    _multiply_grouped[(n_tiles * n_parts * -(-n_columns // tile.columns),)](
         values,
         matrix,
         matrix if bias is None else bias,
@@ -163,6 +178,7 @@ def grouped_linear(
         n_in,
         x_scales.stride(1),
         N_ACTIVE=routing.expert_weights.shape[1],
+        PARTS=n_parts,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
@@ -197,6 +213,7 @@ def _multiply_grouped(
     n_in: tl.tensor,
     x_group_stride: tl.tensor,
     N_ACTIVE: tl.constexpr,
+    PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -214,7 +231,8 @@ def _multiply_grouped(
 ) -> None:
     """With few rows, the weight's rows are the product's rows: tensor cores take 64 of these and 16 columns.
 
-    ``ROW_FACTORS`` is what ``has_row_factors`` returns; gate and up are two products then.
+    A program has one of ``PARTS`` parts of a row tile. ``ROW_FACTORS`` is what ``has_row_factors`` returns; gate
+    and up are two products then.
     """
     if OVERLAP:
         gdc_launch_dependents()
@@ -223,15 +241,16 @@ def _multiply_grouped(
     tl.static_assert(not ROW_FACTORS or SCALE_UNIT % COLUMNS == 0)
     n_columns = n_out // 2 if SPLITS else n_out
     n_group_programs = GROUP * tl.cdiv(n_columns, COLUMNS)
-    first_tile = tl.program_id(0) // n_group_programs * GROUP
-    n_group_tiles = tl.minimum(n_tiles - first_tile, GROUP)
-    tile = first_tile + tl.program_id(0) % n_group_programs % n_group_tiles
-    column_tile = tl.program_id(0) % n_group_programs // n_group_tiles
+    first_part = tl.program_id(0) // n_group_programs * GROUP
+    n_group_parts = tl.minimum(n_tiles * PARTS - first_part, GROUP)
+    tile_part = first_part + tl.program_id(0) % n_group_programs % n_group_parts
+    column_tile = tl.program_id(0) % n_group_programs // n_group_parts
+    tile = tile_part // PARTS
     expert = tl.load(tiles + tile)
-    if expert < 0:
-        return
-    first = tl.load(tiles + n_tiles + tile)
+    first = tl.load(tiles + n_tiles + tile) + tile_part % PARTS * ROWS
     end = tl.load(tiles + 2 * n_tiles + tile)
+    if first >= end:  # both are 0 of tiles that are not needed
+        return
     position = first + tl.arange(0, ROWS)
     is_row = position < end
     # Rows and columns beyond the end repeat others and are not stored: loads without masks are faster.

@@ -22,7 +22,7 @@ from radixkv.runtime.device.ops.cuda.delta_net.layer import GatedDeltaNet
 from radixkv.runtime.device.ops.cuda.expert_routing import SigmoidScores, route
 from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
 from radixkv.runtime.device.ops.cuda.fp8_rows import quantize_rows, row_scales, rows_of
-from radixkv.runtime.device.ops.cuda.grouped_linear import ExpertActivation, grouped_linear, grouped_tile
+from radixkv.runtime.device.ops.cuda.grouped_linear import ExpertActivation, grouped_linear, grouped_tiles
 from radixkv.runtime.device.ops.cuda.layers import (
     CudaLinear,
     Fp8Linear,
@@ -300,7 +300,7 @@ class Experts(base.Mlp, base.RoutedExperts):
         values = down.values if isinstance(down, Fp8Matrix) else down
         n_experts, hidden, n_inner = values.shape
         n_pairs = len(x) * self.n_active
-        tile = grouped_tile(
+        tiles = grouped_tiles(
             n_pairs,
             n_experts,
             values.itemsize,
@@ -310,15 +310,15 @@ class Experts(base.Mlp, base.RoutedExperts):
         routing = route(
             self.router(routed if self.sigmoid is None else routed.float()),
             self.n_active,
-            tile.rows,
+            tiles.first.rows,
             normalizes=self.normalizes,
             dtype=x.dtype,
             sigmoid=self.sigmoid,
             scales=self.scales,
         )
         gated, products = x.new_empty(n_pairs, n_inner), x.new_empty(n_pairs, hidden)
-        grouped_linear(rows, self.gate_up, routing, tile, gated, self.activation)
-        grouped_linear(_rounded_for(down, gated), self.down, routing, tile, products)
+        grouped_linear(rows, self.gate_up, routing, tiles.first, gated, self.activation)
+        grouped_linear(_rounded_for(down, gated), self.down, routing, tiles.second, products)
         return products, routing.expert_weights
 
 
