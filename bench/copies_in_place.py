@@ -42,6 +42,8 @@ SHAPES = {
 }
 """Of a page of the embedded model, 80 KiB, and of Llama 3.1 8B, 2 MiB."""
 PAGE_TOKEN_BYTES = 64
+STORED_PAGES = 64
+"""Pages that are stored at once: a store takes at most 256 MiB before it has written some."""
 MAX_PINNING_S = 60.0
 """How long the pinning of a few GiB may take."""
 
@@ -103,7 +105,11 @@ class Hits:
         for slot in numbers:
             self._copier.buffer(slot)[:] = os.urandom(1) * layout.n_bytes
         buffers = [self._copier.buffer(slot) for slot in self._own]
-        self._wait(self._store, self._store.store(self._keys, self._tokens, buffers), n_pages)
+        for first in range(0, n_pages, STORED_PAGES):
+            some = slice(first, first + STORED_PAGES)
+            tokens = self._tokens[some.start * PAGE_TOKEN_BYTES : some.stop * PAGE_TOKEN_BYTES]
+            stored = self._store.store(self._keys[some], tokens, buffers[some])
+            self._wait(self._store, stored, len(buffers[some]))
         self._page_bytes = layout.n_bytes
 
     def measure(self, n_pages: int, n_rounds: int) -> dict[str, Any]:

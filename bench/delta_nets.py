@@ -73,7 +73,9 @@ class Layer:
         slots = np.arange(n_rows, dtype=np.int32)
         starts = np.full(n_rows, 64, np.int32)
         counts = np.where(slots < n_decode, 1, n_tokens).astype(np.int32)
-        arrays = RowArrays(slots, starts, counts, counts.cumsum(dtype=np.int32) - counts, *[starts] * 5)
+        firsts = counts.cumsum(dtype=np.int32) - counts
+        unused = [starts] * (len(RowArrays._fields) - 4)
+        arrays = RowArrays(slots, starts, counts, firsts, *unused)
         prompts = None
         if n_prompts:
             found = block_arrays(arrays, n_decode, (), n_rows)

@@ -293,6 +293,7 @@ def counter_growth(before: Stats, after: Stats, duration: float) -> dict[str, An
         "pages_used": after.n_pages - after.n_pages_free,
         "schedule_seconds": round(growth("schedule_seconds"), 4),
         "step_seconds": round(step_s, 4),
+        "device_busy_seconds": round(growth("device_busy_seconds"), 4),
         "schedule_pct_of_step": round(100 * growth("schedule_seconds") / step_s, 3) if step_s else 0.0,
     }
 
