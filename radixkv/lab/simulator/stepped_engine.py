@@ -27,6 +27,7 @@ from radixkv.runtime.step.result import StepResult
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_messages import Matched
 from radixkv.wire.cache_use import CacheUse
+from radixkv.wire.namespace import CacheNamespace
 
 _LOOKAHEAD = 1
 """Steps launched before the result of the oldest one is taken, as in the server's loop."""
@@ -129,7 +130,7 @@ class SteppedEngine:
         """See ``Replica``. O(requests in flight)."""
         return sum(self._loads.values())
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
+    async def match(self, prompts: Sequence[bytes], namespace: CacheNamespace) -> Matched:
         """See ``Replica``. O(edges) a prompt, and with a disk tier O(tokens)."""
         matches = tuple(match_tiers(self._scheduler, self.namespace, tokens) for tokens in prompts)
         return Matched("", matches, self.n_in_flight, 0, None, None)

@@ -15,6 +15,7 @@ from radixkv.runtime.drafts.sources import Guess
 from radixkv.runtime.request import Recovery, Request
 from radixkv.tree.node import Namespace
 from radixkv.wire.messages import Submit
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 from support.engine import token_bytes
 from support.fake_device import unpack
@@ -180,7 +181,7 @@ def test_requests_that_are_computed_apart_give_nothing() -> None:
     ("fields", "sampling", "is_followed"),
     [
         ({}, {}, True),
-        ({"cache_salt": "x"}, {"n": 3}, True),
+        ({"namespace": CacheNamespace(cache_salt="x")}, {"n": 3}, True),
         ({"reads_cache": False}, {}, False),
         ({"is_canary": True}, {}, False),
         ({}, {"prompt_logprobs": 1}, False),
