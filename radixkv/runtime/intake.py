@@ -104,7 +104,7 @@ class Intake:
             Request(
                 id=message.id,
                 namespace=namespace,
-                tokens=bytearray() if choice else bytearray(key),
+                known_key=bytearray() if choice else bytearray(key),
                 n_prompt=n_prompt,
                 max_tokens=max_tokens,
                 sender=sender,

@@ -42,7 +42,7 @@ def check_slot_use(running: RunningRequests, page_size: int) -> None:
     contents: dict[tuple[int, int], object] = {}
     leased: list[int] = []
     for request, blocks in tables:
-        tokens = unpack(bytes(request.tokens))
+        tokens = unpack(bytes(request.known_key))
         leased += blocks.pages[: blocks.n_leased]
         n_filled = max(request.n_scheduled, blocks.n_leased * page_size)
         for entry, page in [*_held(blocks), *((replaced.entry, replaced.page) for replaced in blocks.replaced)]:

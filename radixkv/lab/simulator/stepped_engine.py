@@ -158,7 +158,7 @@ class SteppedEngine:
         request = Request(
             id=str(index),
             namespace=self.namespace,
-            tokens=bytearray(symbols),
+            known_key=bytearray(symbols),
             n_prompt=n_prompt,
             max_tokens=min(len(answer), n_room) if self._are_limited else n_room,
             stop_token_ids=frozenset() if self._are_limited else frozenset([END]),
@@ -217,7 +217,7 @@ class SteppedEngine:
     def _next_token(self, row: Row, request: Request) -> int:
         """Returns the token that a row samples; -1 if it samples none, or after the end of its answer."""
         answer = self._answer_of.get(request)
-        place = len(request.tokens) // TOKEN_BYTES - request.n_prompt
+        place = len(request.known_key) // TOKEN_BYTES - request.n_prompt
         if row.sampling is None or answer is None or place >= len(answer):
             return -1
         return answer[place] if self._are_limited or place + 1 < len(answer) else END

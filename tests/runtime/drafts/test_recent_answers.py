@@ -41,9 +41,9 @@ def cached(*namespaces: Namespace) -> PageCache:
 def serve(cache: PageCache, served: Request, *, flushes: bool = False) -> None:
     """Computes a request, and ends it; before the end it may flush the cache."""
     n_tokens = served.n_known - 1
-    blocks = cache.open(served.namespace, bytes(served.tokens[: n_tokens * 4]))
+    blocks = cache.open(served.namespace, bytes(served.known_key[: n_tokens * 4]))
     assert cache.reserve(blocks, cache.pages_for(n_tokens))
-    cache.commit_computed([ComputedRow(blocks, served.tokens, n_tokens, 0)], 0)
+    cache.commit_computed([ComputedRow(blocks, served.known_key, n_tokens, 0)], 0)
     if flushes:
         cache.flush()
     cache.close(blocks)
