@@ -147,8 +147,8 @@ class Request:
     id: str
     namespace: Namespace
     known_key: bytearray
-    """The *key* of all known tokens, prompt then output, which the tree compares: little-endian int32, with a mark in
-    place of a token if an activated LoRA acts on them, see ``tree.marks``. ``tokens`` returns the tokens themselves.
+    """The *key* of all known tokens, prompt then output, which the tree compares: little-endian int32, with a mark
+    in place of a token if an activated LoRA acts on them, see ``tree.marks``. ``tokens`` returns the tokens.
 
     A choice that follows has none. It gets the prompt from its leader when it forks or leads, so that a waiting
     request holds its prompt once."""
