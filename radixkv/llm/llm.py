@@ -559,7 +559,7 @@ class LLM:
             InvalidRequest: the name is taken, the folder has no adapter that fits the model, or as many are loaded
                 as can be.
         """
-        self._adapters.load(lora_name, str(lora_path), in_place=load_inplace)
+        self._adapters.load(lora_name, lora_path, in_place=load_inplace)
 
     def unload_lora_adapter(self, lora_name: str) -> None:
         """Frees an adapter; what was computed with it stays in the cache. Raises ``InvalidRequest`` if unknown."""
