@@ -132,7 +132,7 @@ class Run:
         request = Request(
             id=str(next(self.serials)),
             namespace=Namespace(adapter=adapter),
-            tokens=bytearray(array("i", prompt).tobytes()),
+            known_key=bytearray(array("i", prompt).tobytes()),
             n_prompt=len(prompt),
             max_tokens=max_tokens,
             sender=tenant,

@@ -130,7 +130,7 @@ def simulate(case: Case, admission: AdmissionPolicy) -> dict[str, Any]:
             request = Request(
                 id=str(number),
                 namespace=Namespace(),
-                tokens=bytearray(turn.prompt),
+                known_key=bytearray(turn.prompt),
                 n_prompt=len(turn.prompt) // TOKEN_BYTES,
                 max_tokens=turn.max_tokens,
                 received_at=start_s,
@@ -180,7 +180,7 @@ def simulate(case: Case, admission: AdmissionPolicy) -> dict[str, Any]:
 
 def next_token(request: Request, session: Session, index: int) -> int:
     """Returns what the model samples: the last token of an answer ends it, all others are arbitrary."""
-    place = len(request.tokens) // TOKEN_BYTES - request.n_prompt
+    place = len(request.known_key) // TOKEN_BYTES - request.n_prompt
     turn = session.turns[index]
     if turn.can_end and place + 1 >= turn.n_answer:
         return END

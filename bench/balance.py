@@ -36,6 +36,7 @@ from radixkv.lab.bench.session import Reply
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_messages import Matched, TierMatch
 from radixkv.wire.messages import Submit
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 
 LAUNCH_S = 0.004
@@ -109,7 +110,7 @@ class ModelledReplica:
     """For each prompt, by its identity: when its first token came, whether all have, and its load."""
     _has_more: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
+    async def match(self, prompts: Sequence[bytes], namespace: CacheNamespace) -> Matched:
         """Answers at once while the device computes, else when the next step is launched."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Matched] = loop.create_future()

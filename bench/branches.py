@@ -104,7 +104,7 @@ class BranchRun(Run):
         request = Request(
             id=name,
             namespace=session.namespace,
-            tokens=bytearray(session.tokens.tobytes()),
+            known_key=bytearray(session.tokens.tobytes()),
             n_prompt=len(session.tokens),
             max_tokens=session.rng.randint(40, 250) + 600 * session.is_summing_up,
             received_at=at,
@@ -122,7 +122,7 @@ class BranchRun(Run):
         branch, _, _ = self.running.pop(request)
         assert isinstance(branch, Branch)
         self.scheduler.tiers.ended((request,))
-        branch.tokens = array("i", bytes(request.tokens))
+        branch.tokens = array("i", bytes(request.known_key))
         tools = tuple(self._go_on(branch, request))
         if self.pauses is not None:
             for observer in request.observers:

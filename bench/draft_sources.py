@@ -242,7 +242,7 @@ def main() -> None:
     for text, tokens in long_texts(turns).items():
         replay.end(replay.begin(pack_tokens(tokens)))  # so that the tree has what follows
         request = replay.begin(pack_tokens(tokens[:-20]))
-        request.tokens += pack_tokens(tokens[-20:] if text.startswith("one token,") else tokens[-20:-12])
+        request.known_key += pack_tokens(tokens[-20:] if text.startswith("one token,") else tokens[-20:-12])
         for name in names:
             guesses = [replay.ask(name, request, b"") for _ in range(arguments.calls)]
             found = guesses[0].n_matched

@@ -237,7 +237,7 @@ def _request(arrival: Arrival, number: int, choice: int) -> Request:
     return Request(
         id=str(number),
         namespace=Namespace(arrival.tenant),
-        tokens=tokens,
+        known_key=tokens,
         n_prompt=len(arrival.prompt),
         max_tokens=N_OUTPUT,
         sender=arrival.tenant,

@@ -157,7 +157,7 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
             request = Request(
                 id=f"{chat}.{turn}",
                 namespace=Namespace(),
-                tokens=prompt,
+                known_key=prompt,
                 n_prompt=len(prompt) // 4,
                 max_tokens=n_output,
                 received_at=at,
@@ -171,7 +171,7 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
             done.append(request)
             if turn + 1 < arguments.turns:
                 think_s = random_of[chat].expovariate(1 / arguments.think_s)
-                prompt = bytearray(request.tokens) + _tokens(random_of[chat], arguments.turn_tokens)
+                prompt = bytearray(request.known_key) + _tokens(random_of[chat], arguments.turn_tokens)
                 heappush(arrivals, (engine.clock.now + think_s, chat, turn + 1, prompt, 0))
         if engine.clock.now == before and not engine.launched:
             events = [

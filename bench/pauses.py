@@ -240,7 +240,7 @@ class Run:
         request = Request(
             id=name,
             namespace=session.namespace,
-            tokens=bytearray(session.tokens.tobytes()),
+            known_key=bytearray(session.tokens.tobytes()),
             n_prompt=len(session.tokens),
             max_tokens=session.rng.randint(40, 250),
             received_at=at,
@@ -268,7 +268,7 @@ class Run:
     def _end(self, request: Request) -> None:
         session, _, _ = self.running.pop(request)
         self.scheduler.tiers.ended((request,))
-        session.tokens = array("i", bytes(request.tokens))
+        session.tokens = array("i", bytes(request.known_key))
         if len(session.tokens) > MAX_TOKENS:
             self._begin(self.clock.now + session.rng.uniform(0, 2))
             return
@@ -281,7 +281,7 @@ class Run:
         if self.clock.now > self.seconds / 2:
             pause_s *= self.case.shift.get(name, 1.0)
         is_lost = session.rng.random() < tool.lost
-        session.due, session.key = inf if is_lost else self.clock.now + pause_s, bytes(request.tokens)
+        session.due, session.key = inf if is_lost else self.clock.now + pause_s, bytes(request.known_key)
         if self.pauses is not None:
             for observer in request.observers:
                 observer.ended([request], is_prompt_computed=True)
@@ -314,7 +314,7 @@ class Run:
         return line
 
     def _next_token(self, request: Request) -> int:
-        return hash((request.id, len(request.tokens))) % VOCAB
+        return hash((request.id, len(request.known_key))) % VOCAB
 
     @staticmethod
     def _tokens(rng: Random, n_tokens: int) -> array[int]:

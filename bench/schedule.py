@@ -338,7 +338,7 @@ def _scheduler_with_requests(
             Request(
                 id=str(number),
                 namespace=Namespace(tenant),
-                tokens=bytearray(array("i", prompt).tobytes()),
+                known_key=bytearray(array("i", prompt).tobytes()),
                 n_prompt=len(prompt),
                 max_tokens=n_output,
                 sender=tenant,

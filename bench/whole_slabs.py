@@ -119,7 +119,7 @@ def replay(phases: Phases, kind: type[Slabs], n_pages: int, window: int, pages_p
                 Request(
                     id=f"{n_prompt}.{index}",
                     namespace=Namespace(),
-                    tokens=tokens,
+                    known_key=tokens,
                     n_prompt=len(prompt),
                     max_tokens=n_new,
                 )

@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
+from radixkv.checkpoints.adapters import FILE_NAMES
 from radixkv.errors import InvalidRequest, RequestError, RuntimeDied, UnsupportedFeature, shortened
 from radixkv.frontend.http.errors import ModelNotFound, RuntimeRestarting
 from radixkv.frontend.metrics.log import log_line
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.wire.adapter_messages import ServedAdapter
-
-_FILES = ("adapter_config.json", "adapter_model.safetensors")
-"""What is read of a folder."""
 
 
 class AdapterLoads:
@@ -149,7 +147,9 @@ class AdapterLoads:
         try:
             root = self._folder.resolve()
             folder = (root / path).resolve()
-            are_inside = all(one.resolve().is_relative_to(root) for one in (folder, *(folder / f for f in _FILES)))
+            are_inside = all(
+                one.resolve().is_relative_to(root) for one in (folder, *(folder / name for name in FILE_NAMES))
+            )
         except (OSError, ValueError, RuntimeError):  # a loop of links, or a character that no path has
             are_inside = False
         if not are_inside:

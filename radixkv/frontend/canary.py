@@ -21,10 +21,11 @@ from radixkv.settings.checks import MAX_PRIORITY
 from radixkv.settings.tenants import OPERATOR
 from radixkv.wire.cache_messages import Invalidated, Tier
 from radixkv.wire.messages import Ready, Submit, TokenLogprobs, pack_tokens, unpack_tokens
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 
-SALT = "radixkv-canary"
-"""The ``cache_salt`` of the prompt: no request of a client shares its pages, unless it has this salt."""
+NAMESPACE = CacheNamespace(OPERATOR, "radixkv-canary")
+"""That of the prompt: no request of a client shares its pages, unless it has this ``cache_salt``."""
 N_PAGES = 4
 """Whole pages of the prompt; fewer where the context is too short."""
 N_ANSWER_TOKENS = 8
@@ -99,7 +100,7 @@ class Canary:
     async def check(self) -> None:
         """Runs a round. Raises ``RequestError`` if a request fails, for example while the queue is full."""
         if (lowest_tier := next(self._dropped)) is not None:
-            await self._client.invalidate(b"", SALT, tenant=OPERATOR, adapter="", lowest_tier=lowest_tier)
+            await self._client.invalidate(b"", NAMESPACE, lowest_tier=lowest_tier)
         cached = await self._answer(reads_cache=True)
         if not cached.n_cached:  # the first round, or it was evicted
             cached = await self._answer(reads_cache=True)
@@ -109,7 +110,7 @@ class Canary:
         difference = find_difference(cached, cold, self._tolerance)
         self._metrics.count_canary(cached.tier, has_failed=difference is not None)
         if difference is not None:
-            dropped = await self._client.invalidate(b"", SALT, tenant=OPERATOR, adapter="")
+            dropped = await self._client.invalidate(b"", NAMESPACE)
             self._write(self._line(cached, difference, dropped))
 
     async def _answer(self, *, reads_cache: bool) -> Answer:
@@ -121,7 +122,7 @@ class Canary:
             uuid.uuid4().hex,
             self.prompt,
             sampling,
-            SALT,
+            NAMESPACE,
             reads_cache=reads_cache,
             priority=MAX_PRIORITY,
             is_canary=True,

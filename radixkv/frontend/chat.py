@@ -162,7 +162,7 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
         id=name,
         tokens=encoded.tokens,
         sampling=sampling,
-        cache_salt=chat.cache_salt,
+        namespace=served_model.namespace(tenant, chat.cache_salt),
         reads_cache=chat.reads_cache,
         priority=chat.priority,
         pins=await _pins(chat, text, encoded.tokens, encoder),
@@ -171,7 +171,6 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
         may_pause=served_model.learns_pauses and keeper is not None and sampling.n == 1,
         resumes=encoded.turn if chat.generates else "",
         expected_pause_s=chat.expected_pause_s,
-        adapter=served_model.adapter,
     )
     if not chat.generates:
         return ChatPrompt(submit, text, tools, chat.splits_reasoning, generates=False)

@@ -21,6 +21,7 @@ from radixkv.wire.cache_messages import (
     Tier,
 )
 from radixkv.wire.messages import Submit
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.stats import Stats
 from radixkv.wire.table_messages import Tabled
 
@@ -92,51 +93,41 @@ class EngineClient(Protocol):
     async def invalidate(
         self,
         tokens: bytes,
-        cache_salt: str,
+        namespace: CacheNamespace,
         *,
-        tenant: str,
-        adapter: str | None = None,
+        all_adapters: bool = False,
         lowest_tier: Tier = "storage",
     ) -> Invalidated:
         """Drops what is cached of all sequences that begin with ``tokens``.
 
         Args:
-            tokens: little-endian int32 ids, at least one page; none for everything with this salt.
-            cache_salt: the namespace of the cache, with ``tenant`` and ``adapter``.
-            tenant: who asks for it.
-            adapter: digest of an adapter; empty: the model alone; None: the model and all adapters.
+            tokens: little-endian int32 ids, at least one page; none for everything in the namespace.
+            namespace: that of the sequences.
+            all_adapters: whether those of the model and of all adapters are meant; ``namespace`` then has none.
             lowest_tier: the tiers below it keep what they have.
         """
         ...
 
-    async def close_session(
-        self, session_id: str, cache_salt: str, *, tenant: str, adapter: str = ""
-    ) -> SessionClosed:
+    async def close_session(self, session_id: str, namespace: CacheNamespace) -> SessionClosed:
         """Ends a session: what only it has cached is evicted first. Raises ``SessionNotFound``."""
         ...
 
-    async def explain(
-        self, tokens: bytes, cache_salt: str, *, tenant: str, adapter: str = "", contents: bool
-    ) -> Explained:
+    async def explain(self, tokens: bytes, namespace: CacheNamespace, *, contents: bool) -> Explained:
         """Asks how long the cached prefix of ``tokens`` is and why it ends there.
 
         Args:
             tokens: little-endian int32 ids.
-            cache_salt: the namespace of the cache, with ``tenant`` and ``adapter``.
-            tenant: who asks.
-            adapter: digest of the adapter of its requests.
+            namespace: that of its requests.
             contents: whether the reply may tell tokens of other clients; without it, it is exact to pages only.
         """
         ...
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
+    async def match(self, prompts: Sequence[bytes], namespace: CacheNamespace) -> Matched:
         """Asks how much of each prompt every tier has, and for the load.
 
         Args:
             prompts: little-endian int32 ids of each.
-            cache_salt: the namespace of the cache, with ``tenant`` and ``adapter``.
-            tenant: who asks.
-            adapter: digest of the adapter of its requests.
+            namespace: that of its requests.
         """
         ...
 
@@ -158,15 +149,13 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str, adapter: str = "") -> Pinned:
+    async def pin(self, tokens: bytes, namespace: CacheNamespace, ttl_s: float) -> Pinned:
         """Pins what is cached of ``tokens``, or ends their pin. Raises ``RequestError`` if pins are off.
 
         Args:
             tokens: little-endian int32 ids.
-            cache_salt: the namespace of the cache, with ``tenant`` and ``adapter``.
+            namespace: that of its requests.
             ttl_s: for how long, in seconds; 0 ends the pin.
-            tenant: who asks for it.
-            adapter: digest of the adapter of its requests.
         """
         ...
 

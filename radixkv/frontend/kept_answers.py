@@ -23,6 +23,7 @@ import xxhash
 from radixkv.frontend.in_flight import TokenDelta
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import unpack_tokens
+from radixkv.wire.namespace import CacheNamespace
 
 MAX_KEPT_BYTES = 1 << 26
 """Most memory of kept answers. A token takes 4 bytes and its text about as many, so these are some eight million
@@ -117,18 +118,18 @@ class KeptAnswers:
         separators = tokenizer.separators(eos_token_ids)
         return cls(tokenizer, separators) if separators else None
 
-    def look_up(self, text: str, cache_salt: str, tenant: str, adapter: str = "") -> History:
+    def look_up(self, text: str, namespace: CacheNamespace) -> History:
         """Finds the kept answers in a rendered conversation. O(text), some 2 µs for 1,000 characters.
 
         Args:
             text: of the conversation.
-            cache_salt: of the request; other salts have other answers.
-            tenant: who has sent it, likewise.
-            adapter: digest of its adapter, likewise: another one writes the same text in other tokens.
+            namespace: of the beginning of the prompt; others have other answers. Another adapter writes the same
+                text in other tokens.
         """
         # This digest has a fixed length, so no salt and text can be those of another pair. No tenant's name and no
         # adapter's digest has a zero character.
-        digest = xxhash.xxh3_128(xxhash.xxh3_128_digest(f"{tenant}\0{adapter}\0{cache_salt}".encode()))
+        names = f"{namespace.tenant}\0{namespace.adapter}\0{namespace.cache_salt}"
+        digest = xxhash.xxh3_128(xxhash.xxh3_128_digest(names.encode()))
         pieces: list[str | bytes] = []
         separator: int | None = None
         start = n_plain = n_same = n_otherwise = 0

@@ -88,10 +88,9 @@ async def pool_prompts(
             id=f"{name}-{index}",
             tokens=tokens,
             sampling=SamplingParams(),
-            cache_salt=cache_salt or "",
+            namespace=served_model.namespace(arrived.tenant, cache_salt),
             priority=priority or 0,
             pooling=served_model.pooling,
-            adapter=served_model.adapter,
         )
         for index, tokens in enumerate(prompts)
     ]

@@ -14,6 +14,7 @@ from radixkv.frontend.http.body_decoder import MAX_PROMPTS, check_prompt_count, 
 from radixkv.frontend.kept_answers import AnswerKeeper, History, KeptAnswers
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.segment_cache import batches
+from radixkv.wire.namespace import CacheNamespace
 
 _MAX_INLINE_CHARACTERS = 512
 """Up to this many characters, tokenize on the event loop: cheaper than a thread switch."""
@@ -114,7 +115,8 @@ class PromptEncoder:
         kept_answers = None if self.adds_special_tokens else self.served_model.kept_answers
         history = None
         if kept_answers is not None:
-            history = kept_answers.look_up(text, self.cache_salt, self.tenant, self.served_model.first_adapter)
+            namespace = CacheNamespace(self.tenant, self.cache_salt, self.served_model.first_adapter)
+            history = kept_answers.look_up(text, namespace)
         if history is not None and history.has_kept_tokens:
             if (tokens := await self._history(history)) is not None:
                 return EncodedConversation(tokens, kept_answers, history)

@@ -12,7 +12,6 @@ import msgspec
 from radixkv.errors import DeviceFailure, InvalidRequest, NumericalFailure
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.in_flight import EndedRequest, InFlightRequest, RequestMetrics, TokenDelta, WakeUp
-from radixkv.settings.tenants import OPERATOR
 from radixkv.wire.cache_messages import Stored
 from radixkv.wire.messages import Submit
 
@@ -215,9 +214,7 @@ class RequestGroup:
 
 
 def _addressed(prompt: Submit, arrived: Arrival) -> Submit:
-    """Returns a prompt with the tenant and the session of its HTTP request."""
-    if arrived.tenant != OPERATOR:
-        prompt = msgspec.structs.replace(prompt, tenant=arrived.tenant)
+    """Returns a prompt with the session of its HTTP request."""
     if arrived.session_id:
         prompt = msgspec.structs.replace(prompt, session_id=prompt.session_id or arrived.session_id)
     return prompt

@@ -72,6 +72,7 @@ from radixkv.wire.messages import (
     encode,
     endpoint,
 )
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.stats import Stats
 from radixkv.wire.table_messages import GetTables, Tabled
 
@@ -249,40 +250,31 @@ class RuntimeClient:
     async def invalidate(
         self,
         tokens: bytes,
-        cache_salt: str,
+        namespace: CacheNamespace,
         *,
-        tenant: str,
-        adapter: str | None = None,
+        all_adapters: bool = False,
         lowest_tier: Tier = "storage",
     ) -> Invalidated:
         """See ``EngineClient.invalidate``."""
-        query = Invalidate(uuid.uuid4().hex, tokens, cache_salt, lowest_tier, tenant, adapter)
+        query = Invalidate(uuid.uuid4().hex, tokens, namespace, lowest_tier, all_adapters)
         return await self._query(query, Invalidated)
 
-    async def close_session(
-        self, session_id: str, cache_salt: str, *, tenant: str, adapter: str = ""
-    ) -> SessionClosed:
+    async def close_session(self, session_id: str, namespace: CacheNamespace) -> SessionClosed:
         """See ``EngineClient.close_session``."""
-        return await self._query(
-            CloseSession(uuid.uuid4().hex, session_id, cache_salt, tenant, adapter), SessionClosed
-        )
+        return await self._query(CloseSession(uuid.uuid4().hex, session_id, namespace), SessionClosed)
 
-    async def explain(
-        self, tokens: bytes, cache_salt: str, *, tenant: str, adapter: str = "", contents: bool
-    ) -> Explained:
+    async def explain(self, tokens: bytes, namespace: CacheNamespace, *, contents: bool) -> Explained:
         """See ``EngineClient.explain``."""
-        return await self._query(
-            Explain(uuid.uuid4().hex, tokens, cache_salt, contents, tenant, adapter), Explained
-        )
+        return await self._query(Explain(uuid.uuid4().hex, tokens, namespace, contents), Explained)
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
+    async def match(self, prompts: Sequence[bytes], namespace: CacheNamespace) -> Matched:
         """See ``EngineClient.match``."""
-        return await self._query(Match(uuid.uuid4().hex, tuple(prompts), cache_salt, tenant, adapter), Matched)
+        return await self._query(Match(uuid.uuid4().hex, tuple(prompts), namespace), Matched)
 
     async def stored(self, request: InFlightRequest) -> Stored:
         """See ``RequestSender.stored``."""
         prompt = request.prompt
-        query = GetStored(uuid.uuid4().hex, prompt.tokens, prompt.cache_salt, prompt.tenant, prompt.adapter)
+        query = GetStored(uuid.uuid4().hex, prompt.tokens, prompt.namespace)
         return await self._query(query, Stored)
 
     async def outline(self, *, contents: bool) -> Outlined:
@@ -309,9 +301,9 @@ class RuntimeClient:
         n_more = tabled.n_more + len(asked) - len(shown)
         return msgspec.structs.replace(tabled, requests=requests, n_more=n_more)
 
-    async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str, adapter: str = "") -> Pinned:
+    async def pin(self, tokens: bytes, namespace: CacheNamespace, ttl_s: float) -> Pinned:
         """See ``EngineClient.pin``."""
-        return await self._query(Pin(uuid.uuid4().hex, tokens, ttl_s, cache_salt, tenant, adapter), Pinned)
+        return await self._query(Pin(uuid.uuid4().hex, tokens, ttl_s, namespace), Pinned)
 
     async def load_adapter(
         self, name: str, path: str, *, in_place: bool, is_restarted: bool = False

@@ -19,6 +19,7 @@ from radixkv.settings.config import Task
 from radixkv.tree.marks import Marks
 from radixkv.wire.adapter_messages import ServedAdapter
 from radixkv.wire.messages import Pooling
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.request_limits import check_cache_salt, check_session_id
 
 ResultT = TypeVar("ResultT")
@@ -107,6 +108,15 @@ class ServedModel(GenerationModel):
         if self.tokenizer is None or not self.caches_prompts:
             return None
         return KeptAnswers.create(self.tokenizer, self.eos_token_ids)
+
+    def namespace(self, tenant: str, cache_salt: str | None) -> CacheNamespace:
+        """Returns whose KV a request for this model may share.
+
+        Args:
+            tenant: who has sent it.
+            cache_salt: of the request; None: it has none.
+        """
+        return CacheNamespace(tenant, cache_salt or "", self.adapter)
 
     @property
     def first_adapter(self) -> str:

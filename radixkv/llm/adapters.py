@@ -20,7 +20,7 @@ class LoRARequest:
     """By which ``LLM`` knows it."""
     lora_int_id: int = 0
     """No effect; vLLM's requests have one."""
-    lora_path: str = ""
+    lora_path: str | Path = ""
     """Its folder; empty: whichever that is of an adapter that is loaded."""
 
 
@@ -42,9 +42,13 @@ class Adapters:
         self._adapters = {adapter.name: adapter for adapter in adapters}
         self._load = load
 
-    def load(self, name: str, path: str, *, in_place: bool) -> None:
-        """Loads an adapter. Raises ``RequestError``."""
-        self._adapters[name] = self._load(name, path, in_place)
+    def load(self, name: str, path: str | Path, *, in_place: bool) -> None:
+        """Loads an adapter. Raises ``RequestError``, also for a name or path of another type."""
+        if not isinstance(name, str) or not name:
+            raise InvalidRequest(f"lora_name is {shortened(name)}; give text", param="lora_name")
+        if not isinstance(path, str | Path) or path == "":
+            raise InvalidRequest(f"lora_path is {shortened(path)}; give the adapter's folder", param="lora_path")
+        self._adapters[name] = self._load(name, str(path), in_place)
 
     def forget(self, name: str) -> None:
         """Lets no request have an adapter any more."""

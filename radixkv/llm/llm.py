@@ -79,6 +79,7 @@ from radixkv.wire.cache_messages import (
     Pinned,
 )
 from radixkv.wire.messages import Failed, FromRuntime, GetStats, Pooling, Submit
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.request_limits import DEFAULT_TTL_S, check_prefix
 from radixkv.wire.sampling import BeamSearchParams, SamplingParams
 from radixkv.wire.stats import Stats
@@ -482,8 +483,8 @@ class LLM:
             lora_request: the adapter of the prompt.
         """
         content, salt = split_prompt(prompt, cache_salt)
-        adapter = self._adapters.digest(lora_request)
-        return self._ask(Explain(next(self._ids), self._encode(content), salt, adapter=adapter), Explained)
+        namespace = self._namespace(salt, lora_request)
+        return self._ask(Explain(next(self._ids), self._encode(content), namespace), Explained)
 
     def invalidate_cache(
         self,
@@ -514,8 +515,9 @@ class LLM:
         tokens = b"" if prompt is None else self._encode(content)
         if prompt is not None:  # an empty one must not stand for everything
             check_prefix(len(tokens) // 4, self._open_loop.ready.page_size)
-        adapter = None if lora_request is None else self._adapters.digest(lora_request)
-        return self._ask(Invalidate(next(self._ids), tokens, salt, adapter=adapter), Invalidated)
+        namespace = self._namespace(salt, lora_request)
+        query = Invalidate(next(self._ids), tokens, namespace, all_adapters=lora_request is None)
+        return self._ask(query, Invalidated)
 
     def pin_cache(
         self,
@@ -536,8 +538,8 @@ class LLM:
             lora_request: the adapter of the prompt.
         """
         content, salt = split_prompt(prompt, cache_salt)
-        adapter = self._adapters.digest(lora_request)
-        return self._ask(Pin(next(self._ids), self._encode(content), ttl_s, salt, adapter=adapter), Pinned)
+        namespace = self._namespace(salt, lora_request)
+        return self._ask(Pin(next(self._ids), self._encode(content), ttl_s, namespace), Pinned)
 
     def flush_cache(self) -> Flushed:
         """Empties the prefix cache; returns how many pages that freed."""
@@ -557,7 +559,7 @@ class LLM:
             InvalidRequest: the name is taken, the folder has no adapter that fits the model, or as many are loaded
                 as can be.
         """
-        self._adapters.load(lora_name, str(lora_path), in_place=load_inplace)
+        self._adapters.load(lora_name, lora_path, in_place=load_inplace)
 
     def unload_lora_adapter(self, lora_name: str) -> None:
         """Frees an adapter; what was computed with it stays in the cache. Raises ``InvalidRequest`` if unknown."""
@@ -613,7 +615,8 @@ class LLM:
 
         def submitted() -> Iterator[PooledRequest]:
             for tokens, salt in prompts:
-                submit = Submit(next(self._ids), tokens, SamplingParams(), salt, pooling=pooling)
+                namespace = self._namespace(salt, None)
+                submit = Submit(next(self._ids), tokens, SamplingParams(), namespace, pooling=pooling)
                 requests.append(PooledRequest(submit))
                 yield requests[-1]
 
@@ -622,6 +625,10 @@ class LLM:
             for n_done, _ in run:
                 progress.show(f"{n_done}/{n_prompts}", n_done)
         return requests
+
+    def _namespace(self, cache_salt: str, lora_request: LoRARequest | None) -> CacheNamespace:
+        """Returns whose KV a request may share. Raises ``RequestError`` for an adapter, see ``Adapters.digest``."""
+        return CacheNamespace(cache_salt=cache_salt, adapter=self._adapters.digest(lora_request))
 
     def _load_adapter(self, name: str, path: str, in_place: bool) -> ServedAdapter:
         message = LoadAdapter(next(self._ids), name, path, in_place)
@@ -650,7 +657,8 @@ class LLM:
         content, salt = split_prompt(prompt)
         tokens = self._encode(content)
         check_sampling(sampling, self._model)
-        submit = Submit(next(self._ids), tokens, sampling, salt, priority=priority, adapter=adapter)
+        namespace = CacheNamespace(cache_salt=salt, adapter=adapter)
+        submit = Submit(next(self._ids), tokens, sampling, namespace, priority=priority)
         text = content if isinstance(content, str) else None
         return OfflineRequest(text, submit, self._model, is_streamed=is_streamed)
 

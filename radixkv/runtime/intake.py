@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -25,28 +25,12 @@ from radixkv.tree.marks import Marks
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_messages import Invalidate
 from radixkv.wire.messages import Pooling, Ready, Submit
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.request_limits import check_cache_salt, check_ids, check_length, check_pooled_length
 from radixkv.wire.sampling import SamplingParams
 
 _MAX_INVOCATIONS = 1023
 """Most invocations in a prefix to invalidate. Each takes milliseconds of the loop where it is long and on disk."""
-
-
-class FromTenant(Protocol):
-    """A message as far as it says who has sent it, and with which salt."""
-
-    @property
-    def tenant(self) -> str: ...
-
-    @property
-    def cache_salt(self) -> str: ...
-
-
-class Sent(FromTenant, Protocol):
-    """A message about the cache, or a request, as far as it says whose pages it means."""
-
-    @property
-    def adapter(self) -> str: ...
 
 
 class Place(NamedTuple):
@@ -102,16 +86,17 @@ class Intake:
             InvalidRequest: another field has an invalid value; ``param`` names it.
         """
         n_prompt, sampling = len(message.tokens) // TOKEN_BYTES, message.sampling
+        sender = message.namespace.tenant
         self.check_prompt(message.tokens)
         check_ids(sampling.stop_token_ids, self._ready.vocab_size, "stop_token_ids")
         check_ids(sampling.logit_bias, self._ready.vocab_size, "logit_bias")
         self._check_priority(message)
-        namespace, key, adapter = self.place(message, message.tokens)
+        namespace, key, adapter = self.place(message.namespace, message.tokens)
         max_tokens = 1 if message.pooling is not None else self._max_tokens(n_prompt, sampling.max_tokens)
         if message.pooling is not None:
             self._check_pooling(message, message.pooling)
         stop_token_ids = frozenset(sampling.stop_token_ids)
-        seed = self._draw_seed(message.tenant) if sampling.seed is None else sampling.seed
+        seed = self._draw_seed(sender) if sampling.seed is None else sampling.seed
         received_at = self._clock()
         row_sampling = self._row_sampling(sampling)
         ends = stop_token_ids if sampling.ignore_eos else stop_token_ids | self._eos_token_ids
@@ -119,10 +104,10 @@ class Intake:
             Request(
                 id=message.id,
                 namespace=namespace,
-                tokens=bytearray() if choice else bytearray(key),
+                known_key=bytearray() if choice else bytearray(key),
                 n_prompt=n_prompt,
                 max_tokens=max_tokens,
-                sender=message.tenant,
+                sender=sender,
                 adapter=adapter,
                 choice=choice,
                 sampling=replace(row_sampling, seed=(seed + choice) & MAX_SEED),
@@ -152,26 +137,24 @@ class Intake:
         ids = np.frombuffer(tokens, dtype="<i4")
         check_ids((int(ids.min()), int(ids.max())), self._ready.vocab_size, "prompt")
 
-    def namespace(self, message: Sent) -> Namespace:
-        """Returns the namespace in which a sender's requests with the same cache salt and adapter share pages.
-
-        Those for activated LoRAs are in that of the model alone.
+    def namespace(self, asked: CacheNamespace) -> Namespace:
+        """Returns the namespace of the tree that a message means: for an activated LoRA that of the model alone.
 
         Raises:
             InvalidRequest: there is no such tenant or adapter, it may use no salt, or the salt is too long.
         """
-        adapter = message.adapter
+        adapter = asked.adapter
         if adapter and not self._adapters.has(adapter):
             raise _not_loaded(adapter)
-        return self._without_adapter(message)._replace(adapter="" if adapter in self._marks else adapter)
+        return self._without_adapter(asked)._replace(adapter="" if adapter in self._marks else adapter)
 
-    def place(self, message: Sent, tokens: bytes) -> Place:
-        """Returns where a sender's prompt is in the tree. O(tokens) for an activated LoRA.
+    def place(self, asked: CacheNamespace, tokens: bytes) -> Place:
+        """Returns where a prompt is in the tree. O(tokens) for an activated LoRA.
 
         Raises:
             InvalidRequest: as for ``namespace``.
         """
-        namespace, adapter = self.namespace(message), message.adapter
+        namespace, adapter = self.namespace(asked), asked.adapter
         if adapter not in self._marks:
             return Place(namespace, tokens, ActiveAdapter(adapter))
         key, position = self._marks.key(adapter, tokens)
@@ -181,7 +164,7 @@ class Intake:
         return Place(namespace, key, ActiveAdapter(adapter, position, token))
 
     def prefixes(self, message: Invalidate, tokens: bytes) -> Iterator[tuple[Namespace, bytes]]:
-        """Yields the prefixes of keys that an invalidation means: without an adapter also those of all so far.
+        """Yields the prefixes of keys that an invalidation means, which may be those of all adapters so far.
 
         Checks the message at once; then O(tokens) for each activated LoRA and occurrence of its invocation.
 
@@ -192,8 +175,8 @@ class Intake:
         Raises:
             InvalidRequest: as for ``namespace``; or an invocation occurs too often.
         """
-        namespace, names = self._without_adapter(message), self._adapters.names
-        adapters = ("", *names) if message.adapter is None else (message.adapter,)
+        namespace, names = self._without_adapter(message.namespace), self._adapters.names
+        adapters = ("", *names) if message.all_adapters else (message.namespace.adapter,)
         for adapter in adapters:
             if adapter and adapter not in names:
                 raise _not_loaded(adapter)
@@ -215,9 +198,9 @@ class Intake:
             else:
                 yield namespace._replace(adapter=adapter), tokens
 
-    def _without_adapter(self, message: FromTenant) -> Namespace:
-        """Returns the namespace of a message for the model alone. Raises ``InvalidRequest``, see ``namespace``."""
-        tenant, salt = message.tenant, message.cache_salt
+    def _without_adapter(self, asked: CacheNamespace) -> Namespace:
+        """Returns the namespace for the model alone. Raises ``InvalidRequest``, see ``namespace``."""
+        tenant, salt = asked.tenant, asked.cache_salt
         check_cache_salt(salt)
         isolation = self._tenant(tenant).cache_salt
         if isolation == "tenant":
@@ -229,13 +212,8 @@ class Intake:
             )
         return Namespace(salt=salt)
 
-    def sender(self, message: Sent) -> str | None:
-        """Returns which tenant has sent a message; None: the operator, or there are no tenants."""
-        return None if message.tenant == OPERATOR else message.tenant
-
-    def check_owns_cache(self, message: FromTenant) -> None:
-        """Raises ``InvalidRequest`` if the sender's cached pages are also others', and it is not the operator."""
-        tenant = message.tenant
+    def check_owns_cache(self, tenant: str) -> None:
+        """Raises ``InvalidRequest`` if a tenant's cached pages are also others', and it is not the operator."""
         if tenant != OPERATOR and self._tenant(tenant).cache_salt != "tenant":
             raise InvalidRequest(
                 f"tenant {tenant!r} shares its cache with others; only the operator's key may invalidate it"
@@ -253,7 +231,8 @@ class Intake:
         return self._seeds[tenant].randint(0, MAX_SEED)
 
     def _check_priority(self, message: Submit) -> None:
-        priority, allowed = message.priority, self._tenant(message.tenant).priority_range
+        tenant, priority = message.namespace.tenant, message.priority
+        allowed = self._tenant(tenant).priority_range
         if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
             raise InvalidRequest(
                 f"priority is {shortened(priority)}; it must be between -2**31 and 2**31 - 1", param="priority"
@@ -261,9 +240,7 @@ class Intake:
         if allowed is not None and not allowed[0] <= priority <= allowed[1]:
             lowest, highest = allowed
             shown = f"{lowest} to {highest}" if lowest < highest else f"only {lowest}"
-            raise InvalidRequest(
-                f"priority is {priority}; tenant {message.tenant!r} may use {shown}", param="priority"
-            )
+            raise InvalidRequest(f"priority is {priority}; tenant {tenant!r} may use {shown}", param="priority")
 
     def _check_pooling(self, message: Submit, pooling: Pooling) -> None:
         """Raises ``InvalidRequest`` for what cannot be pooled, a prompt that is too long among it."""

@@ -71,7 +71,7 @@ class _LiveRequest:
 
     @property
     def n_outputs(self) -> int:
-        return sum(choice.n_outputs for choice in self.choices if choice.tokens)  # none of one that never forked
+        return sum(choice.n_outputs for choice in self.choices if choice.known_key)  # none of one that never forked
 
 
 class _Outgoing(NamedTuple):

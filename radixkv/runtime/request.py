@@ -104,7 +104,7 @@ class ActiveAdapter(NamedTuple):
     start: int = 0
     """First position on which it acts."""
     token: bytes = b""
-    """Of an activated LoRA: the token at ``start``, little-endian int32, where ``Request.tokens`` has a mark."""
+    """Of an activated LoRA: the token at ``start``, little-endian int32, where ``Request.known_key`` has a mark."""
 
 
 NO_ADAPTER = ActiveAdapter()
@@ -124,7 +124,7 @@ class PromptScoring:
         last = min(end, request.n_prompt - 1)
         if last < max(self.end, start + 1):
             return None
-        return Scoring(request.text(start + 1, last + 1), self.n_logprobs)
+        return Scoring(request.tokens(start + 1, last + 1), self.n_logprobs)
 
     def take(self, request: Request, start: int, logprobs: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
         """Returns those of a row's prompt logprobs that were not reported before, if any, and counts them.
@@ -146,9 +146,9 @@ class Request:
 
     id: str
     namespace: Namespace
-    tokens: bytearray
-    """All known tokens, prompt then output, as little-endian int32: their *key*, which has a mark in place of a
-    token if an activated LoRA acts on them, see ``tree.marks``. ``text`` returns the tokens themselves.
+    known_key: bytearray
+    """The *key* of all known tokens, prompt then output, which the tree compares: little-endian int32, with a mark
+    in place of a token if an activated LoRA acts on them, see ``tree.marks``. ``tokens`` returns the tokens.
 
     A choice that follows has none. It gets the prompt from its leader when it forks or leads, so that a waiting
     request holds its prompt once."""
@@ -220,7 +220,7 @@ class Request:
     recovery: Recovery = field(default_factory=Recovery)
     """What it has lost, and how it is computed again."""
     key: bytes = b""
-    """The known tokens, to match against the tree; set only while the request waits."""
+    """``known_key``, to match against the tree; set only while the request waits."""
     rank: QueueRank = field(default_factory=QueueRank)
     """What its place in the waiting queue depends on."""
     cache_use: CacheUseRecord = field(default_factory=CacheUseRecord)
@@ -235,9 +235,9 @@ class Request:
         return self.block_table
 
     @property
-    def prompt(self) -> bytearray:
+    def prompt_key(self) -> bytearray:
         """A copy of the prompt's key, little-endian int32. O(tokens)."""
-        return self.tokens[: self.n_prompt * TOKEN_BYTES]
+        return self.known_key[: self.n_prompt * TOKEN_BYTES]
 
     @property
     def priority(self) -> int:
@@ -254,25 +254,27 @@ class Request:
     @property
     def n_known(self) -> int:
         """Tokens that the host knows, prompt and output."""
-        return len(self.tokens) // TOKEN_BYTES
+        return len(self.known_key) // TOKEN_BYTES
 
     @property
     def n_outputs(self) -> int:
         """Output tokens that the host knows."""
-        return len(self.tokens) // TOKEN_BYTES - self.n_prompt
+        return len(self.known_key) // TOKEN_BYTES - self.n_prompt
 
     @property
     def is_decoding(self) -> bool:
         """Whether its next row is a decode row, which computes only the token sampled last."""
-        return self.n_prompt <= self.n_scheduled == len(self.tokens) // TOKEN_BYTES + self.n_output_placeholders - 1
+        return (
+            self.n_prompt <= self.n_scheduled == len(self.known_key) // TOKEN_BYTES + self.n_output_placeholders - 1
+        )
 
     @property
     def has_all_rows(self) -> bool:
         """Whether it needs no other row for now: the launched steps compute the output up to ``max_tokens``, or all
         known tokens, of which a continuation chooses the next one."""
         if self.continuation is not None:
-            return self.n_scheduled == len(self.tokens) // TOKEN_BYTES
-        return len(self.tokens) // TOKEN_BYTES + self.n_output_placeholders >= self.n_prompt + self.max_tokens
+            return self.n_scheduled == len(self.known_key) // TOKEN_BYTES
+        return len(self.known_key) // TOKEN_BYTES + self.n_output_placeholders >= self.n_prompt + self.max_tokens
 
     @property
     def max_drafts(self) -> int:
@@ -294,9 +296,9 @@ class Request:
         n_outputs = self.n_outputs
         return (self.min_tokens if n_outputs < self.min_tokens else self.max_tokens) - n_outputs - 1
 
-    def text(self, start: int, end: int) -> bytes:
+    def tokens(self, start: int, end: int) -> bytes:
         """Returns the tokens of positions ``start .. end - 1``, little-endian int32. O(tokens)."""
-        tokens, mark = bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]), self.adapter.start - start
+        tokens, mark = bytes(self.known_key[start * TOKEN_BYTES : end * TOKEN_BYTES]), self.adapter.start - start
         if not self.adapter.token or not 0 <= mark < end - start:
             return tokens
         return tokens[: mark * TOKEN_BYTES] + self.adapter.token + tokens[(mark + 1) * TOKEN_BYTES :]
@@ -325,7 +327,7 @@ class Request:
             batch_slot=self.batch_slot,
             start=start,
             n_tokens=end - start + n_drafts,
-            tokens=self.text(start, end) + drafts if end <= n_known else None,
+            tokens=self.tokens(start, end) + drafts if end <= n_known else None,
             write_start=write_start,
             table_start=blocks.n_on_device,
             table_pages=table_pages,
@@ -357,10 +359,10 @@ class Request:
     def next_sampling(self) -> RowSampling:
         """Returns the sampling settings of its next token. O(1); with penalties O(tokens) once per batch slot."""
         settings = self.sampling
-        index = len(self.tokens) // TOKEN_BYTES - self.n_prompt + self.n_output_placeholders
+        index = len(self.known_key) // TOKEN_BYTES - self.n_prompt + self.n_output_placeholders
         history = None
         if self.needs_history:
-            history = History(self.text(0, self.n_known), self.n_prompt)
+            history = History(self.tokens(0, self.n_known), self.n_prompt)
             self.needs_history = False
         # The mask of a masked row has the bans, because it must not become empty.
         banned = settings.banned if index < self.min_tokens and not settings.is_masked else ()
@@ -388,7 +390,7 @@ class Request:
         for follower in new_leader.followers:
             follower.leader = new_leader
         new_leader.leader = None
-        new_leader.tokens = self.prompt
+        new_leader.known_key = self.prompt_key
         new_leader.reads_cache = self.reads_cache
         new_leader.uses_tiers = self.uses_tiers
         new_leader.prompt_scoring = self.prompt_scoring
@@ -398,7 +400,7 @@ class Request:
 
     def become_fork(self, parent: Request) -> None:
         """Becomes a copy of ``parent``, for a continuation; it must have neither batch slot nor pages."""
-        self.tokens = parent.tokens.copy()
+        self.known_key = parent.known_key.copy()
         self.order = parent.priority, self.serial
         self.uses_tiers = parent.uses_tiers
         self.recovery = Recovery()

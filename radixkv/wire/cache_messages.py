@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from radixkv.wire.namespace import CacheNamespace
+
 Tier = Literal["device", "host", "storage"]
 """The tiers of the cache, from the uppermost down."""
 
@@ -25,12 +27,9 @@ class Explain(msgspec.Struct, frozen=True, tag=True):
     id: str
     tokens: bytes
     """The prompt, as little-endian int32 ids."""
-    cache_salt: str = ""
+    namespace: CacheNamespace = CacheNamespace()
     contents: bool = True
     """False: the answer has page granularity only, and says nothing about other salts."""
-    tenant: str = ""
-    adapter: str = ""
-    """Digest of the adapter that changes the model; empty: the model alone."""
 
 
 class Match(msgspec.Struct, frozen=True, tag=True):
@@ -39,11 +38,8 @@ class Match(msgspec.Struct, frozen=True, tag=True):
     id: str
     prompts: tuple[bytes, ...]
     """The prompts, each as little-endian int32 ids."""
-    cache_salt: str = ""
-    tenant: str = ""
+    namespace: CacheNamespace = CacheNamespace()
     """A tenant is told its own load, the operator that of all."""
-    adapter: str = ""
-    """Digest of the adapter that changes the model; empty: the model alone."""
 
 
 class GetStored(msgspec.Struct, frozen=True, tag=True):
@@ -52,10 +48,7 @@ class GetStored(msgspec.Struct, frozen=True, tag=True):
     id: str
     tokens: bytes
     """The prompt, as little-endian int32 ids."""
-    cache_salt: str = ""
-    tenant: str = ""
-    adapter: str = ""
-    """Digest of the adapter that changes the model; empty: the model alone."""
+    namespace: CacheNamespace = CacheNamespace()
 
 
 class Outline(msgspec.Struct, frozen=True, tag=True):
@@ -74,10 +67,7 @@ class Pin(msgspec.Struct, frozen=True, tag=True):
     """The prompt, as little-endian int32 ids."""
     ttl_s: float
     """How long to pin it, in seconds; 0 ends the pin of exactly this prompt."""
-    cache_salt: str = ""
-    tenant: str = ""
-    adapter: str = ""
-    """Digest of the adapter that changes the model; empty: the model alone."""
+    namespace: CacheNamespace = CacheNamespace()
 
 
 class Invalidate(msgspec.Struct, frozen=True, tag=True):
@@ -85,13 +75,12 @@ class Invalidate(msgspec.Struct, frozen=True, tag=True):
 
     id: str
     tokens: bytes
-    """The beginning, as little-endian int32 ids; at least one page. Empty: everything with this salt."""
-    cache_salt: str = ""
+    """The beginning, as little-endian int32 ids; at least one page. Empty: everything in the namespace."""
+    namespace: CacheNamespace = CacheNamespace()
     lowest_tier: Tier = "storage"
     """The tiers below it keep what they have."""
-    tenant: str = ""
-    adapter: str | None = None
-    """Digest of the adapter that changes the model; empty: the model alone. None: the model and all adapters."""
+    all_adapters: bool = False
+    """Whether it means the model and all adapters; the namespace then has none."""
 
 
 class CloseSession(msgspec.Struct, frozen=True, tag=True):
@@ -102,11 +91,8 @@ class CloseSession(msgspec.Struct, frozen=True, tag=True):
 
     id: str
     session_id: str
-    cache_salt: str = ""
-    """The cache salt of the session's requests, and ``tenant`` who has sent them."""
-    tenant: str = ""
-    adapter: str = ""
-    """Digest of the adapter that changes the model; empty: the model alone."""
+    namespace: CacheNamespace = CacheNamespace()
+    """That of the session's requests."""
 
 
 class Flushed(msgspec.Struct, frozen=True, tag=True):

@@ -27,11 +27,12 @@ from radixkv.settings.config import EngineConfig
 from radixkv.wire.adapter_messages import AdapterCommand, AdapterReply, ServedAdapter
 from radixkv.wire.cache_messages import CacheCommand, CacheReply
 from radixkv.wire.cache_use import CacheUse
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 from radixkv.wire.table_messages import GetTables, Tabled
 
-WIRE_VERSION = 37
+WIRE_VERSION = 38
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -108,8 +109,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     tokens: bytes
     """The prompt, as little-endian int32 ids."""
     sampling: SamplingParams
-    cache_salt: str = ""
-    """Requests with different salts share no page."""
+    namespace: CacheNamespace = CacheNamespace()
+    """Whose KV it may share, with who has sent it and the adapter that changes the model."""
     reads_cache: bool = True
     """False: the whole prompt is computed; it still enters the cache."""
     priority: int = 0
@@ -121,8 +122,6 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     is_canary: bool = False
     """The server's own check of the cache: no statistics count it. If it does not read the cache, it is computed
     without the tree: on pages of its own, which no tier gets."""
-    tenant: str = ""
-    """Who sent it; empty for the operator, and without tenants."""
     prediction: bytes = b""
     """What the client expects the answer to be like, as little-endian int32 ids: a source of drafts, which changes
     no answer."""
@@ -134,8 +133,6 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     """Id of the ``Submit`` from whose answer the prompt goes on; empty if that is not known."""
     expected_pause_s: float | None = None
     """How long the pause after its answer takes, as the client says; None: that is learnt."""
-    adapter: str = ""
-    """Digest of the adapter that changes the model; empty: the model alone."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -253,10 +253,10 @@ def test_adapters_take_turns_in_a_workload(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_turns_of_adapters_go_by_prefix_and_slot_time(tmp_path: Path) -> None:
+def test_turns_of_adapters_spare_prompts_and_go_by_slot_time(tmp_path: Path) -> None:
     """In virtual time, so that a busy machine changes nothing."""
     by_age, by_prefix, *shares = run("adapter_turns.py", tmp_path, "--seconds", "40")
-    assert by_prefix["found_pct"] > by_age["found_pct"] + 10
+    assert [line["found_pct"] > 75 for line in (by_age, by_prefix)] == [True, True], "no prompt is evicted in line"
     assert [(line["slots"], line["order"]) for line in shares] == [
         (1, "age"),
         (1, "slot time"),

@@ -353,7 +353,7 @@ def test_other_dtypes_are_refused(tmp_path: Path, dtype: str) -> None:
 
 class TestFiles:
     def test_no_folder(self, tmp_path: Path) -> None:
-        assert "has no adapter_config.json" in _refusal(tmp_path / "absent")
+        assert "absent is no folder; give the folder" in _refusal(tmp_path / "absent")
 
     def test_no_configuration(self, tmp_path: Path) -> None:
         (write_adapter(tmp_path) / "adapter_config.json").unlink()

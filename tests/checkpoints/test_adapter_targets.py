@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.checkpoints.adapters import AdapterFolder
-from radixkv.checkpoints.adapters.config import AdapterConfig
+from radixkv.checkpoints.adapters.config import PeftConfig
 from radixkv.checkpoints.adapters.targets import Targets
 from support.adapters import Sizes, write_adapter
 from support.cases import examples
@@ -97,7 +97,7 @@ def test_the_first_pattern_that_matches_decides(
         "alpha_pattern": {part.replace(".", r"\."): alpha for part, alpha in alphas},
         "use_rslora": is_rank_stabilized,
     }
-    config = AdapterConfig.read(write_adapter(tmp_path_factory.mktemp("adapter"), {}, **fields))
+    config = PeftConfig.read(write_adapter(tmp_path_factory.mktemp("adapter"), {}, **fields))
     for name in _NAMES:
         rank = next((rank for part, rank in ranks if _is_end(part, name)), 4)
         alpha = next((alpha for part, alpha in alphas if _is_end(part, name)), 8)

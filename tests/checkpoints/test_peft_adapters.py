@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from radixkv.checkpoints import resolve
 from radixkv.checkpoints.adapters import AdapterFolder
-from radixkv.checkpoints.adapters.config import AdapterConfig
+from radixkv.checkpoints.adapters.config import PeftConfig
 from radixkv.checkpoints.adapters.targets import Targets
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.model_config.config import DecoderConfig
@@ -190,7 +190,7 @@ def test_patterns_are_those_of_peft(
     tmp_path_factory: pytest.TempPathFactory, ranks: dict[str, int], alphas: dict[str, float]
 ) -> None:
     path = write_adapter(tmp_path_factory.mktemp("adapter"), {}, rank_pattern=ranks, alpha_pattern=alphas)
-    config = AdapterConfig.read(path)
+    config = PeftConfig.read(path)
     for name in _NAMES:
         rank = ranks.get(get_pattern_key(ranks.keys(), name), 4)
         alpha = alphas.get(get_pattern_key(alphas.keys(), name), 8)

@@ -228,7 +228,7 @@ def test_wrong_uses(server: LiveServer, adapters: Path, folder: Path) -> None:
         ("a", "link", 400, "leads out of it"),
         ("a", "linked", 400, "leads out of it"),
         ("a", "a\0b", 400, "is not inside the folder"),
-        ("a", "nowhere", 400, "adapter_config.json"),
+        ("a", "nowhere", 400, "is no folder"),
         ("a", "empty", 400, "has no adapter_config.json"),
         ("a", "wide", 400, "above the limit of 16"),
     ):

@@ -114,7 +114,7 @@ def test_defaults_reach_the_runtime(site: Site) -> None:
     assert submit.sampling.max_tokens == 16
     assert submit.sampling.temperature == 1.0
     assert submit.sampling.seed is None
-    assert (submit.cache_salt, submit.reads_cache) == ("", True)
+    assert (submit.namespace.cache_salt, submit.reads_cache) == ("", True)
 
 
 def test_an_unset_max_tokens_is_clamped_and_a_set_one_refused(site: Site) -> None:

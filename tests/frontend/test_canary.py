@@ -20,7 +20,7 @@ from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.canary import (
     N_ANSWER_TOKENS,
     N_PAGES,
-    SALT,
+    NAMESPACE,
     Answer,
     Canary,
     find_difference,
@@ -85,7 +85,7 @@ class World:
 
     async def n_on_device(self) -> int:
         """Returns how many tokens of the canary's prompt a request with its salt would find on the device."""
-        (matched,) = (await self.client.match([self.canary.prompt], SALT, tenant="")).prompts
+        (matched,) = (await self.client.match([self.canary.prompt], NAMESPACE)).prompts
         return matched.n_on_device
 
     async def settle(self) -> None:

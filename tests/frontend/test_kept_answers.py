@@ -19,6 +19,7 @@ from radixkv.frontend.prompt_encoding import PromptEncoder
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import pack_tokens, unpack_tokens
+from radixkv.wire.namespace import CacheNamespace
 from support.cases import examples
 from support.scripted_runtime import ScriptedLoop
 from support.small_tokenizers import byte_letters
@@ -238,12 +239,12 @@ def test_all_that_is_held_is_within_the_bound(steps: list[tuple[str, int, int]])
     written = ["ok<eos>"] * 6
     for action, salt, n_characters in steps:
         if action == "answer":
-            history = kept.look_up("<u>he<eos><a>", str(salt), "")
+            history = kept.look_up("<u>he<eos><a>", CacheNamespace(cache_salt=str(salt)))
             written[salt] = f"<think>{'h' * n_characters}</think>ok<eos>"
             kept.keep(history.place, history.rest, b"", written[salt], pack_tokens([eos]), "turn")
         else:
             rendered = {"whole": written[salt], "without reasoning": "ok<eos>", "otherwise": "no<eos>"}[action]
-            kept.look_up(f"<u>he<eos><a>{rendered}<u>", str(salt), "")
+            kept.look_up(f"<u>he<eos><a>{rendered}<u>", CacheNamespace(cache_salt=str(salt)))
         assert n_bytes_held(kept) <= kept.n_bytes <= 4000
         assert all((place, latest) in kept._entries for place, latest in kept._latest.items())
 
@@ -252,11 +253,11 @@ def test_an_answer_whose_chat_goes_on_without_its_reasoning_is_used() -> None:
     kept, (eos,) = KeptAnswers(TOKENIZER, {"<eos>": END_IDS[0]}, 4000), ids("<eos>")
     answer = f"<think>{'h' * 200}</think>ok<eos>"
     for number in range(20):
-        history = kept.look_up("<a>", str(number), "")
+        history = kept.look_up("<a>", CacheNamespace(cache_salt=str(number)))
         kept.keep(history.place, history.rest, b"", answer, pack_tokens([eos]), f"turn {number}")
-        kept.look_up("<a>ok<eos><u>", "0", "")
-    assert kept.look_up(f"<a>{answer}<u>", "0", "").n_same == 1
-    assert kept.look_up(f"<a>{answer}<u>", "1", "").n_same == 0
+        kept.look_up("<a>ok<eos><u>", CacheNamespace(cache_salt="0"))
+    assert kept.look_up(f"<a>{answer}<u>", CacheNamespace(cache_salt="0")).n_same == 1
+    assert kept.look_up(f"<a>{answer}<u>", CacheNamespace(cache_salt="1")).n_same == 0
 
 
 def test_a_long_answer_that_comes_token_by_token_is_kept() -> None:
@@ -270,7 +271,7 @@ def test_the_bytes_of_two_tokens_are_not_the_end_of_a_segment() -> None:
     rest = [eos << 16, 0]
     assert pack_tokens([eos]) in pack_tokens(rest)
     server = Server()
-    history = server.kept.look_up(QUESTION, "", "")
+    history = server.kept.look_up(QUESTION, CacheNamespace())
     keeper = server.kept.open_keeper(history, pack_tokens([*ids("<user>he"), eos, *rest]), "turn")
     keeper.add(TokenDelta(0, 0, bytearray(pack_tokens([eos])), [], "stop", eos))
     assert server.tokens(QUESTION + "<eos>") == [*ids("<user>he"), eos, *rest, eos]
@@ -332,7 +333,10 @@ def test_a_history_names_the_request_whose_answer_it_has() -> None:
         keeper = asyncio.run(server.encoder("", "").conversation(QUESTION)).open_keeper(name)
         assert keeper is not None
         keeper.add(TokenDelta(0, 0, bytearray(pack_tokens([*ids(text), eos])), [], "stop", eos))
-    turns = [server.kept.look_up(f"{QUESTION}{text}<eos><user>", "", "").turn for text in ("one", "two", "three")]
+    turns = [
+        server.kept.look_up(f"{QUESTION}{text}<eos><user>", CacheNamespace()).turn
+        for text in ("one", "two", "three")
+    ]
     assert turns == ["first", "second", "second"]
 
 
@@ -358,7 +362,7 @@ class Run:
         return resumed
 
     def resumed(self, text: str) -> str:
-        return self.server.kept.look_up(text, "", "").turn
+        return self.server.kept.look_up(text, CacheNamespace()).turn
 
 
 def test_a_history_without_reasoning_names_the_last_answer_of_a_run() -> None:

@@ -34,6 +34,7 @@ from radixkv.wire.messages import (
     pack_tokens,
     unpack_tokens,
 )
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import DraftStats, SourceStats, Stats
 from support.live import LIMIT_S
@@ -293,7 +294,7 @@ def test_prompt_logprobs_come_in_order_before_the_first_token(tmp_path: Path) ->
 
 def test_explain_returns_the_reply_of_the_runtime(tmp_path: Path) -> None:
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
-        explained = await client.explain(pack_tokens([1, 2, 3, 4]), "", tenant="", contents=True)
+        explained = await client.explain(pack_tokens([1, 2, 3, 4]), CacheNamespace(), contents=True)
         assert (explained.n_tokens, explained.n_cached, explained.reason) == (4, 2, "never_seen")
 
     run(tmp_path, ScriptedLoop(), test)
@@ -308,7 +309,7 @@ def test_a_query_that_the_runtime_refuses_raises_its_error(tmp_path: Path) -> No
 
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
         with pytest.raises(InvalidRequest, match="too short") as raised:
-            await client.invalidate(pack_tokens([1]), "", tenant="")
+            await client.invalidate(pack_tokens([1]), CacheNamespace())
         assert raised.value.param == "prompt"
 
     run(tmp_path, RefusingLoop(), test)

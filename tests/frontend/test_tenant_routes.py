@@ -125,7 +125,7 @@ def test_the_runtime_is_told_whose_request_it_is(
         assert reply.status_code in (200, 404), reply.text  # there is no such session
         messages = [message for message in received if isinstance(message, kind)]
         assert messages
-        assert {message.tenant for message in messages} == {tenant}
+        assert {message.namespace.tenant for message in messages} == {tenant}
 
 
 @pytest.mark.parametrize(
@@ -166,4 +166,4 @@ def test_texts_are_tokenized_apart(
 def test_a_body_cannot_name_a_tenant(shared: Site, received: list[Any]) -> None:
     body = {"prompt": "ab", "max_tokens": 1, "tenant": "b"}
     assert shared.http.post("/v1/completions", json=body, headers=key("key-a")).status_code == 200
-    assert [message.tenant for message in received if isinstance(message, Submit)] == ["a"]
+    assert [message.namespace.tenant for message in received if isinstance(message, Submit)] == ["a"]

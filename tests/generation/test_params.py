@@ -20,6 +20,7 @@ from radixkv.runtime.intake import Intake
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.tree.marks import Marks
 from radixkv.wire.messages import Ready, Submit, pack_tokens, unpack_tokens
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.request_limits import check_cache_salt
 from radixkv.wire.sampling import SamplingParams
 
@@ -56,7 +57,7 @@ def test_the_answer_is_clamped_to_the_checkpoints_limit_and_the_room(
 
 
 def submit(ids: list[int], salt: str = "", **sampling: Any) -> Submit:
-    return Submit("a", pack_tokens(ids), SamplingParams(**sampling), salt)
+    return Submit("a", pack_tokens(ids), SamplingParams(**sampling), CacheNamespace(cache_salt=salt))
 
 
 @pytest.mark.parametrize(

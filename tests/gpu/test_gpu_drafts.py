@@ -56,8 +56,8 @@ class KnownAnswers(Drafts):
         found = []
         for request, max_of_row in zip(requests, max_drafts, strict=True):
             n_prompt_bytes = request.n_prompt * TOKEN_BYTES
-            answer = self.answers.get(bytes(request.tokens[:n_prompt_bytes]), b"")
-            done = len(request.tokens) - n_prompt_bytes
+            answer = self.answers.get(bytes(request.known_key[:n_prompt_bytes]), b"")
+            done = len(request.known_key) - n_prompt_bytes
             tokens = unpack_tokens(answer[done : done + TOKEN_BYTES * max(0, min(N_DRAFTS, max_of_row, n_most))])
             n_most -= len(tokens)
             first = request.n_outputs

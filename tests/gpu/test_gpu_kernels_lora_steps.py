@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 from kernel_support import DEVICE, on_kernels
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.device.adapters.base_model import BaseModel
@@ -25,6 +28,7 @@ from radixkv.runtime.device.cuda.model_runner import ModelRunner
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.graphs import decode as decode_graphs
 from radixkv.runtime.device.graphs import piecewise as piecewise_graphs
+from radixkv.runtime.device.graphs.memory_size import KERNELS_OF_ADAPTERS
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
 from radixkv.runtime.device.memory.page_shape import PageLayout
@@ -92,6 +96,7 @@ class World:
                 prefill_kernel="triton",
             )
             self.adapters, self.step = opened.adapters, opened.step
+            self.decoder, self.n_products = decoder, opened.n_products
             self.runner = ModelRunner(decoder, attention, layout, settings, stream, OneRank(), None, opened.step)
             self.runner.open_pool(PageLayout.of(config, PAGE_SIZE, torch.float32), N_PAGES)
             poison(self.runner.pool, range(N_PAGES))
@@ -181,6 +186,53 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for module in (decode_graphs, piecewise_graphs):
         monkeypatch.setattr(module, "capture_graph", capture)
     return steps
+
+
+class KernelCounter(TorchDispatchMode):
+    """Counts the kernels of Triton and of torch that a decoder launches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.n_kernels = 0
+        self._is_counting = False
+        launch, run = GridExecutor.__call__, Decoder.__call__
+
+        def count(executor: GridExecutor, *arguments: Any, **options: Any) -> None:
+            self.n_kernels += self._is_counting
+            was_counting, self._is_counting = self._is_counting, False  # torch copies its arguments
+            launch(executor, *arguments, **options)
+            self._is_counting = was_counting
+
+        def decode(*arguments: Any, **options: Any) -> Tensor:
+            self._is_counting = True
+            hidden = run(*arguments, **options)
+            self._is_counting = False
+            return hidden
+
+        monkeypatch.setattr(GridExecutor, "__call__", count)
+        monkeypatch.setattr(Decoder, "__call__", decode)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_allocation = "empty" in func.name()
+        self.n_kernels += self._is_counting and not func.is_view and not is_allocation
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.usefixtures("without_a_gpu")
+@pytest.mark.parametrize(("name", "n_products"), [("grouped", 4), ("mixtral", 2), ("gemma3", 4)])
+def test_the_memory_of_graphs_counts_the_kernels_of_adapters(
+    name: str, n_products: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path / "model", **CHECKPOINTS[name] | SIZES)
+    world = World(resolve(str(tmp_path / "model")), tmp_path, has_graphs=False)
+    assert world.n_products == n_products * world.decoder.n_mixers
+    counts = []
+    for sequence in (0, 1):
+        with KernelCounter(monkeypatch) as counter:
+            world.run((sequence, 0, 16))
+        counts.append(counter.n_kernels)
+    alone, with_adapters = counts
+    assert 2 * world.n_products <= with_adapters - alone <= KERNELS_OF_ADAPTERS * world.n_products
 
 
 @pytest.mark.usefixtures("without_a_gpu")

@@ -31,6 +31,7 @@ from radixkv.errors import InvalidRequest
 from radixkv.settings.speculative import DEFAULT_SPECULATION
 from radixkv.wire.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, UnloadAdapter
 from radixkv.wire.messages import Done, Failed, FromRuntime, Submit, Tokens, pack_tokens, unpack_tokens
+from radixkv.wire.namespace import CacheNamespace
 from support.device_support import load_oracle
 from support.lora import linear_modules, merge, save_adapter
 from support.quantized_checkpoints import save_quantized
@@ -235,7 +236,9 @@ def test_loads_and_unloads_beside_running_answers(sensitive_folder: Path, folder
 
         def submit(name: str, index: int, adapter: str = "") -> None:
             answers[name] = []
-            assert not loop.receive(Submit(name, pack_tokens(prompts[index]), params, adapter=adapter))
+            assert not loop.receive(
+                Submit(name, pack_tokens(prompts[index]), params, CacheNamespace(adapter=adapter))
+            )
 
         def turn() -> None:
             for message in loop.turn():

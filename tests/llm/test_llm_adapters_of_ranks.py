@@ -17,6 +17,7 @@ from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError, DeviceLost, InvalidRequest, RadixKVError, RequestError
 from radixkv.wire.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, UnloadAdapter
 from radixkv.wire.messages import Done, Failed, FromRuntime, Submit, Tokens, pack_tokens, unpack_tokens
+from radixkv.wire.namespace import CacheNamespace
 from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
 from support.device_support import load_oracle, random_ids
@@ -145,7 +146,7 @@ def test_loads_and_unloads_beside_running_answers(llm: LLM, folders: Path, alone
 
     def submit(name: str, index: int, adapter: str = "") -> None:
         answers[name] = []
-        assert not loop.receive(Submit(name, pack_tokens(PROMPTS[index]), params, adapter=adapter))
+        assert not loop.receive(Submit(name, pack_tokens(PROMPTS[index]), params, CacheNamespace(adapter=adapter)))
 
     def turn() -> None:
         for message in loop.turn():

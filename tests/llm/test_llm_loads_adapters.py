@@ -129,9 +129,19 @@ def test_wrong_uses(folders: Path) -> None:
         ):
             with pytest.raises(InvalidRequest, match=text):
                 llm.load_lora_adapter(name, folders / path)
-        for path, text in (("base", "no adapter_config.json"), ("wide", "rank 17, above the limit of 16")):
+        for path, text in (
+            ("base", "base has no adapter_config.json; give the folder"),
+            ("absent", "absent is no folder; give the folder"),
+            ("sql/adapter_config.json", "adapter_config.json is no folder; give the folder"),
+            ("wide", "rank 17, above the limit of 16"),
+        ):
             with pytest.raises(InvalidRequest, match=f"adapter 'sql': .*{text}"):
                 llm.load_lora_adapter("sql", folders / path, load_inplace=True)
+        for wrong in ("", 7, None):
+            with pytest.raises(InvalidRequest, match=rf"^lora_name is {wrong!r}; give text$"):
+                llm.load_lora_adapter(wrong, folders / "law")  # type: ignore[arg-type]
+            with pytest.raises(InvalidRequest, match=rf"^lora_path is {wrong!r}; give the adapter's folder$"):
+                llm.load_lora_adapter("law", wrong)  # type: ignore[arg-type]
         assert answer(llm, SQL)[1] == 0, "the one before is still there"
         with pytest.raises(InvalidRequest, match=r"no adapter 'law' is loaded; .*loaded: 'sql'"):
             llm.unload_lora_adapter("law")

@@ -229,9 +229,9 @@ def remember_entries_that_were_never_sent(patch: Patch) -> None:
 
 def send_marks_to_the_device(patch: Patch) -> None:
     def mutant(self: Request, start: int, end: int) -> bytes:
-        return bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
+        return bytes(self.known_key[start * TOKEN_BYTES : end * TOKEN_BYTES])
 
-    patch.setattr(Request, "text", mutant)
+    patch.setattr(Request, "tokens", mutant)
 
 
 def activate_an_adapter_with_the_next_row(patch: Patch) -> None:

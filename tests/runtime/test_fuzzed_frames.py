@@ -42,6 +42,7 @@ from radixkv.wire.messages import (
     encode,
     pack_tokens,
 )
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.table_messages import GetTables
 from support.cases import examples
@@ -51,17 +52,24 @@ PEER = b"frontend"
 CANARY = Submit("canary", PROMPT, SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))
 SAMPLING = SamplingParams(n=2, stop=("x",), seed=5, logit_bias={3: -1.5}, logprobs=2, max_tokens=4)
 MESSAGES = [
-    Submit("a", PROMPT, SAMPLING, cache_salt="s", pins=(PromptPin(16, 300.0),), session_id="s"),
+    Submit(
+        "a",
+        PROMPT,
+        SAMPLING,
+        namespace=CacheNamespace(cache_salt="s"),
+        pins=(PromptPin(16, 300.0),),
+        session_id="s",
+    ),
     Submit("b", PROMPT[:80], SamplingParams(max_tokens=3, prompt_logprobs=1), reads_cache=False),
     Cancel("a", 1),
     Hello(WIRE_VERSION),
     Flush("f"),
-    CloseSession("c", "s", cache_salt="s"),
-    Invalidate("i", PROMPT, cache_salt="s"),
-    Explain("e", PROMPT, cache_salt="s", contents=True),
+    CloseSession("c", "s", namespace=CacheNamespace(cache_salt="s")),
+    Invalidate("i", PROMPT, namespace=CacheNamespace(cache_salt="s")),
+    Explain("e", PROMPT, namespace=CacheNamespace(cache_salt="s"), contents=True),
     Outline("o", contents=True),
-    Match("m", (PROMPT, PROMPT[:4]), cache_salt="s"),
-    Pin("p", PROMPT, 300.0, cache_salt="s"),
+    Match("m", (PROMPT, PROMPT[:4]), namespace=CacheNamespace(cache_salt="s")),
+    Pin("p", PROMPT, 300.0, namespace=CacheNamespace(cache_salt="s")),
     GetTables("t", ("a", "b"), 1),
     GetStats("g"),
 ]

@@ -39,7 +39,7 @@ def test_a_waiting_request_holds_its_prompt_once() -> None:
     front = Frontend()
     submit = Submit("a", pack_tokens(PROMPT), SamplingParams(n=64))
     choices = Intake(front.loop.ready, marks=Marks()).make_choices(submit)
-    assert sum(len(choice.tokens) for choice in choices) == len(submit.tokens)
+    assert sum(len(choice.known_key) for choice in choices) == len(submit.tokens)
 
 
 def test_cached_tokens_of_several_choices_are_counted_once() -> None:

@@ -9,6 +9,7 @@ import pytest
 from radixkv.runtime.request import Request
 from radixkv.tree.node import Lease
 from radixkv.wire import cache_messages
+from radixkv.wire.namespace import CacheNamespace
 from support.engine import token_bytes
 from support.fake_device import expected_output
 from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done, failed
@@ -151,7 +152,7 @@ def test_an_invalidated_prefix_is_not_found() -> None:
     front.serve("a", range(1, 13), max_tokens=1)
     assert front.explain(range(1, 13)).n_cached == 11
     tokens = token_bytes(list(range(1, 11)))
-    assert front.loop.receive(cache_messages.Invalidate("i", tokens, "hers")) == [
+    assert front.loop.receive(cache_messages.Invalidate("i", tokens, CacheNamespace(cache_salt="hers"))) == [
         cache_messages.Invalidated("i", 0, 0)
     ]
     assert front.loop.receive(cache_messages.Invalidate("i", tokens)) == [cache_messages.Invalidated("i", 3, 0)]
@@ -164,11 +165,11 @@ def test_explain_and_invalidate_check_their_tokens_and_their_salt() -> None:
         (cache_messages.Explain("e", b""), "prompt"),
         (cache_messages.Explain("e", b"abc"), "prompt"),
         (cache_messages.Explain("e", token_bytes([1000])), "prompt"),
-        (cache_messages.Explain("e", token_bytes([1]), "x" * 129), "cache_salt"),
+        (cache_messages.Explain("e", token_bytes([1]), CacheNamespace(cache_salt="x" * 129)), "cache_salt"),
         (cache_messages.Invalidate("i", b"abc"), "prompt"),
         (cache_messages.Invalidate("i", token_bytes([1, 2, 3])), "prompt"),
         (cache_messages.Invalidate("i", token_bytes([1, 2, 3, 1000])), "prompt"),
-        (cache_messages.Invalidate("i", b"", "x" * 129), "cache_salt"),
+        (cache_messages.Invalidate("i", b"", CacheNamespace(cache_salt="x" * 129)), "cache_salt"),
     ):
         (failed_message,) = front.loop.receive(message)
         assert (failed_message.code, failed_message.param) == ("invalid_request", param)

@@ -186,7 +186,7 @@ class Actions:
         answered = [request for request in requests if request.continuation is None]
         if answered:
             request = answered[-1]
-            sequence = unpack(bytes(request.tokens))
+            sequence = unpack(bytes(request.known_key))
             self.known = [*self.known, sequence][-12:]
             options = dataclasses.replace(options, namespace=self.namespaces.index(request.namespace))
             self.add(len(self.known) - 1, len(sequence), suffix, options, twice=False)
@@ -211,7 +211,7 @@ class Actions:
         if self.engine.pending:
             for update in self.engine.collect():
                 if update.finish_reason is not None:
-                    self.known = [*self.known, unpack(bytes(update.request.tokens))][-12:]
+                    self.known = [*self.known, unpack(bytes(update.request.known_key))][-12:]
 
     def sample_step(self) -> None:
         """Fills the masks of the newest step, if all tokens before it are known."""
@@ -309,7 +309,7 @@ class Actions:
             request = self.paused.pop(which % len(self.paused))
             turn = self.engine.pauses.follow(Submit("", b"", SamplingParams(), resumes=request.id), [request])
             turn.prompt_counted(request)
-            sequence = unpack(bytes(request.tokens))
+            sequence = unpack(bytes(request.known_key))
             self.known = [*self.known, sequence][-12:]
             options = dataclasses.replace(options, namespace=self.namespaces.index(request.namespace))
             self.add(len(self.known) - 1, len(sequence), suffix, options, twice=False)
@@ -340,7 +340,7 @@ class Actions:
             request = live[base % len(live)]
             n_pages = request.n_known // self.engine.page_size
             space = request.namespace
-            prefix = bytes(request.tokens[: cut % (n_pages + 1) * self.engine.page_size * TOKEN_BYTES])
+            prefix = bytes(request.known_key[: cut % (n_pages + 1) * self.engine.page_size * TOKEN_BYTES])
         self._invalidate(space, prefix)
 
     def invalidate_what_was_read(self, which: int) -> None:
@@ -349,7 +349,7 @@ class Actions:
             store.finish_all()
         if loading := [request for request in self.live if request.phase is Phase.LOADING]:
             request = loading[which % len(loading)]
-            self._invalidate(request.namespace, bytes(request.tokens[: self.engine.page_size * TOKEN_BYTES]))
+            self._invalidate(request.namespace, bytes(request.known_key[: self.engine.page_size * TOKEN_BYTES]))
 
     def _invalidate(self, namespace: Namespace, prefix: bytes) -> None:
         self.engine.invalidate(namespace, prefix)

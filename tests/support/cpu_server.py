@@ -31,6 +31,7 @@ from radixkv.runtime.tiers.stores.page_keys import KVIdentity, root_key
 from radixkv.settings.config import KVCacheDtype, LoadPolicy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import messages as wire
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 from support.checkpoints import VOCAB
 from support.engine import token_bytes
@@ -158,7 +159,10 @@ class CpuServer:
     ) -> None:
         settings = {"top_p": 0.95, "top_k": 50, **sampling}
         params = SamplingParams(n=n, temperature=temperature, seed=seed, max_tokens=n_tokens, **settings)
-        assert self.loop.receive(wire.Submit(str(seed), token_bytes(prompt), params, salt)) == []
+        assert (
+            self.loop.receive(wire.Submit(str(seed), token_bytes(prompt), params, CacheNamespace(cache_salt=salt)))
+            == []
+        )
         self.outputs |= {seed + choice: Output() for choice in range(n)}
         self.prompt_logprobs[seed] = []
 

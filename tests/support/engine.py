@@ -338,7 +338,7 @@ class Engine:
             Request(
                 id=request_id,
                 namespace=namespace,
-                tokens=bytearray() if choice else bytearray(token_bytes(prompt)),
+                known_key=bytearray() if choice else bytearray(token_bytes(prompt)),
                 n_prompt=len(prompt),
                 max_tokens=max_tokens,
                 sender=tenant,
@@ -436,7 +436,7 @@ class Engine:
         return plan
 
     def _skipped_pages(self, request: Request) -> SkippedPages:
-        tokens = unpack(bytes(request.tokens))
+        tokens = unpack(bytes(request.known_key))
         ends = [
             chain(request.namespace, tokens[: (entry + 1) * self.page_size]) for entry in request.blocks.skipped
         ]
@@ -594,7 +594,7 @@ class Engine:
         return self.host.tree.match(namespace, token_bytes(tokens))
 
     def output(self, request: Request) -> list[int]:
-        return unpack(bytes(request.tokens))[request.n_prompt :]
+        return unpack(bytes(request.known_key))[request.n_prompt :]
 
     def store_keys(self, tokens: Sequence[int]) -> list[bytes]:
         """Returns the keys under which the disk tier has the whole pages of a sequence."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+from radixkv.runtime.adapters.slot_queue import SlotQueue
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.protocols.queue import Queue
 from radixkv.runtime.reporting.block_tables import make_tables
 from radixkv.runtime.reporting.slot_use import count_slot_use, tables_of
 from radixkv.runtime.request import Phase, Request
@@ -42,7 +44,7 @@ def check_slot_use(running: RunningRequests, page_size: int) -> None:
     contents: dict[tuple[int, int], object] = {}
     leased: list[int] = []
     for request, blocks in tables:
-        tokens = unpack(bytes(request.tokens))
+        tokens = unpack(bytes(request.known_key))
         leased += blocks.pages[: blocks.n_leased]
         n_filled = max(request.n_scheduled, blocks.n_leased * page_size)
         for entry, page in [*_held(blocks), *((replaced.entry, replaced.page) for replaced in blocks.replaced)]:
@@ -148,7 +150,7 @@ def check_requests(scheduler: Scheduler, live: Sequence[Request], free_pages: Co
     assert all(r.phase is Phase.LOADING for r in loading)
     held = [r for r in live if r.phase is Phase.PAUSED]
     assert all(r.is_paused and r.block_table is None for r in held)
-    placed = (*waiting, *loading, *running, *preempted, *following, *held)
+    placed = (*waiting, *_in_line(scheduler.waiting), *loading, *running, *preempted, *following, *held)
     assert sorted(r.serial for r in live) == sorted(r.serial for r in placed)
     assert all(r.phase is Phase.FOLLOWING for r in following)
     assert [r.order for r in waiting] == sorted(r.order for r in waiting)
@@ -166,3 +168,10 @@ def check_requests(scheduler: Scheduler, live: Sequence[Request], free_pages: Co
         assert blocks.n_leased * page_size <= request.n_known, "more KV is committed than tokens are known"
         assert request.n_scheduled <= len(blocks.pages) * page_size, "scheduled KV has no page"
         assert not free & {page for _, page in _held(blocks)}, "a live table points at a free page"
+
+
+def _in_line(queue: Queue) -> list[Request]:
+    """Returns the requests that wait for a slot of their adapter, in front of the queue."""
+    if not isinstance(queue, SlotQueue):
+        return []
+    return [request for line in queue._lines.values() for request in line.requests.values()]

@@ -38,7 +38,7 @@ class FakeDrafts(Drafts):
         return found
 
     def _draft(self, request: Request, max_drafts: int) -> bytes:
-        tokens = unpack(bytes(request.tokens))
+        tokens = unpack(bytes(request.known_key))
         end = chain(request.namespace, tokens)
         choice = abs(end) // 64
         n_drafts = min(max_drafts, choice % (MAX_DRAFTS + 1))

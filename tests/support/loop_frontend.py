@@ -15,6 +15,7 @@ from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
 from radixkv.wire import cache_messages
 from radixkv.wire import messages as wire
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 from support.engine import PoisoningList, token_bytes
@@ -148,17 +149,15 @@ class Frontend:
             request_id,
             token_bytes(list(prompt)),
             params,
-            cache_salt=salt,
+            CacheNamespace(tenant, salt, adapter),
             priority=priority,
             pins=tuple(pins),
             session_id=session_id,
             reads_cache=reads_cache,
-            tenant=tenant,
             pooling=pooling,
             may_pause=may_pause,
             resumes=resumes,
             expected_pause_s=expected_pause_s,
-            adapter=adapter,
         )
         self.take(self.loop.receive(message))
 
@@ -181,7 +180,9 @@ class Frontend:
         assert isinstance(reply, cache_messages.PauseEnded)
 
     def pin(self, prompt: Iterable[int], ttl_s: float, salt: str = "") -> cache_messages.Pinned | wire.Failed:
-        (reply,) = self.loop.receive(cache_messages.Pin("pin", token_bytes(list(prompt)), ttl_s, salt))
+        (reply,) = self.loop.receive(
+            cache_messages.Pin("pin", token_bytes(list(prompt)), ttl_s, CacheNamespace(cache_salt=salt))
+        )
         assert isinstance(reply, cache_messages.Pinned | wire.Failed)
         self.loop.check()
         return reply
@@ -232,7 +233,8 @@ class Frontend:
     def explain(
         self, prompt: Iterable[int], salt: str = "", *, contents: bool = True, adapter: str = ""
     ) -> cache_messages.Explained:
-        message = cache_messages.Explain("e", token_bytes(list(prompt)), salt, contents, adapter=adapter)
+        namespace = CacheNamespace(cache_salt=salt, adapter=adapter)
+        message = cache_messages.Explain("e", token_bytes(list(prompt)), namespace, contents)
         (explained,) = self.loop.receive(message)
         assert isinstance(explained, cache_messages.Explained)
         return explained
@@ -241,7 +243,9 @@ class Frontend:
         self, *prompts: Iterable[int], salt: str = "", tenant: str = ""
     ) -> cache_messages.Matched | wire.Failed:
         (reply,) = self.loop.receive(
-            cache_messages.Match("m", tuple(token_bytes(list(one)) for one in prompts), salt, tenant)
+            cache_messages.Match(
+                "m", tuple(token_bytes(list(one)) for one in prompts), CacheNamespace(tenant, salt)
+            )
         )
         assert isinstance(reply, cache_messages.Matched | wire.Failed)
         self.loop.check()

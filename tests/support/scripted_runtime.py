@@ -324,8 +324,7 @@ class ScriptedLoop:
                 n_in_host = None if self.host is None else 2
                 return [Invalidated(message.id, 3, 1, n_in_host, None if self.disk is None else 4)]
             case CloseSession() if all(
-                (one.session_id, one.cache_salt) != (message.session_id, message.cache_salt)
-                for one in self.submitted
+                (one.session_id, one.namespace) != (message.session_id, message.namespace) for one in self.submitted
             ):
                 return [Failed(message.id, "session_not_found", "there is no such session", "session_id")]
             case CloseSession():
@@ -494,7 +493,7 @@ class ScriptedLoop:
         tables = tuple(
             RequestTables(
                 one.submit.id,
-                one.submit.tenant,
+                one.submit.namespace.tenant,
                 tuple(
                     ChoiceTable(index, "running", len(one.prompt), 37, 37, 2, 1, 1, batch_slot=index, pages=shown)
                     for index in range(len(one.choices))

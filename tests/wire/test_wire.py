@@ -59,6 +59,7 @@ from radixkv.wire.messages import (
     pack_tokens,
     unpack_tokens,
 )
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 from radixkv.wire.table_messages import ChoiceTable, GetTables, PoolUse, RequestTables, Tabled, TablePage
@@ -70,20 +71,20 @@ TO_RUNTIME: list[ToRuntime] = [
         id="a",
         tokens=b"\1\0\0\0",
         sampling=SamplingParams(n=2, stop=("x",), seed=5, logit_bias={3: -1.5}, logprobs=2, prompt_logprobs=0),
-        cache_salt="s",
+        namespace=CacheNamespace(cache_salt="s"),
         priority=-7,
         pins=(PromptPin(1, 300.0),),
     ),
     Cancel(id="a"),
     Cancel(id="a", choice=1),
     Flush(id="f"),
-    CloseSession(id="c", session_id="s", cache_salt="x"),
-    Invalidate(id="i", tokens=b"\1\0\0\0", cache_salt="s"),
-    Explain(id="e", tokens=b"\1\0\0\0", cache_salt="s", contents=False),
+    CloseSession(id="c", session_id="s", namespace=CacheNamespace(cache_salt="x")),
+    Invalidate(id="i", tokens=b"\1\0\0\0", namespace=CacheNamespace(cache_salt="s")),
+    Explain(id="e", tokens=b"\1\0\0\0", namespace=CacheNamespace(cache_salt="s"), contents=False),
     Outline(id="o", contents=False),
-    GetStored(id="s", tokens=b"\1\0\0\0", cache_salt="s"),
-    Match(id="m", prompts=(b"\1\0\0\0", b"\2\0\0\0"), cache_salt="s"),
-    Pin(id="p", tokens=b"\1\0\0\0", ttl_s=300.0, cache_salt="s"),
+    GetStored(id="s", tokens=b"\1\0\0\0", namespace=CacheNamespace(cache_salt="s")),
+    Match(id="m", prompts=(b"\1\0\0\0", b"\2\0\0\0"), namespace=CacheNamespace(cache_salt="s")),
+    Pin(id="p", tokens=b"\1\0\0\0", ttl_s=300.0, namespace=CacheNamespace(cache_salt="s")),
     GetTables(id="t", requests=("a", "b"), first=4),
     GetStats(id="g"),
     Drain(),

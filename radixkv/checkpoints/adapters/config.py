@@ -15,7 +15,7 @@ from radixkv.checkpoints.adapters.targets import Targets, compile_pattern
 from radixkv.checkpoints.files import is_integer, read_object
 from radixkv.errors import CheckpointError
 
-FILE_NAME = "adapter_config.json"
+CONFIG_NAME = "adapter_config.json"
 
 _MERGE = "merge the adapter into its base and serve the merged model"
 _REFUSED = MappingProxyType(
@@ -79,7 +79,7 @@ _WITHOUT_EFFECT = frozenset(
 
 
 @dataclass(frozen=True)
-class AdapterConfig:
+class PeftConfig:
     """What an adapter's configuration says of its modules."""
 
     path: Path
@@ -97,17 +97,18 @@ class AdapterConfig:
     base_model: str | None
 
     @classmethod
-    def read(cls, folder: Path) -> AdapterConfig:
+    def read(cls, folder: Path) -> PeftConfig:
         """Reads the file of a folder.
 
         Raises:
             CheckpointError: there is no such file, or a field is invalid or cannot be served.
         """
-        path = folder / FILE_NAME
-        fields = read_object(path)
+        path = folder / CONFIG_NAME
+        fields = read_object(path) if folder.is_dir() else None
         if fields is None:
+            what = f"has no {CONFIG_NAME}" if folder.is_dir() else "is no folder"
             raise CheckpointError(
-                f"{folder} has no {FILE_NAME}; give the folder to which PEFT's save_pretrained wrote the adapter"
+                f"{folder} {what}; give the folder to which PEFT's save_pretrained wrote the adapter"
             )
         _check_features(fields, path)
         rank = _rank(fields.get("r"), "r", path)

@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from radixkv.checkpoints.adapters.config import AdapterConfig
+from radixkv.checkpoints.adapters.config import CONFIG_NAME, PeftConfig
 from radixkv.checkpoints.adapters.header import Span, read_spans
 from radixkv.checkpoints.adapters.pairs import LoraShape, Pair, find_pairs, shapes_of
 from radixkv.errors import CheckpointError
 
-_FILE_NAME = "adapter_model.safetensors"
+_WEIGHTS_NAME = "adapter_model.safetensors"
+FILE_NAMES = (CONFIG_NAME, _WEIGHTS_NAME)
+"""All files of a folder that are read."""
 _DIGEST_KIND = "radixkv LoRA 1"
 """Changes when the same files shall have another digest."""
 _WRAPPERS = (
@@ -57,7 +59,7 @@ class AdapterFolder:
     """Name of the model that it was trained with, if the folder says it."""
     modules: Mapping[str, LoraShape]
     """The adapted modules, such as ``model.layers.0.self_attn.q_proj``."""
-    _config: AdapterConfig = field(repr=False)
+    _config: PeftConfig = field(repr=False)
     _pairs: Mapping[str, Pair] = field(repr=False)
     _data: memoryview = field(repr=False)
 
@@ -78,8 +80,8 @@ class AdapterFolder:
 
         Cost: the file's bytes in memory, read and digested once: 0.4 s for 84 MB. Headers are checked first.
         """
-        config = AdapterConfig.read(path)
-        file_path = path / _FILE_NAME
+        config = PeftConfig.read(path)
+        file_path = path / _WEIGHTS_NAME
         _check_file(file_path)
         try:
             with file_path.open("rb") as file:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from radixkv.checkpoints.adapters.config import AdapterConfig
+from radixkv.checkpoints.adapters.config import PeftConfig
 from radixkv.checkpoints.adapters.header import Span
 from radixkv.errors import CheckpointError
 from radixkv.settings.checks import MAX_LORA_RANK
@@ -88,7 +88,7 @@ def _pair(module: str, halves: Mapping[str, Span], path: Path) -> Pair:
     return pair
 
 
-def shapes_of(pairs: Mapping[str, Pair], config: AdapterConfig, *, max_rank: int) -> Mapping[str, LoraShape]:
+def shapes_of(pairs: Mapping[str, Pair], config: PeftConfig, *, max_rank: int) -> Mapping[str, LoraShape]:
     """Returns the shape of each pair.
 
     Args:

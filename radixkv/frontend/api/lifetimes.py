@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -19,6 +19,7 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.text_request import CACHE_PROMPT_CHECKS, CachePromptRequest, encode_prompt
 from radixkv.settings.compat import Place, refusals
 from radixkv.wire.cache_messages import Invalidated
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.request_limits import DEFAULT_TTL_S, check_cache_salt, check_prefix, check_session_id, parse_ttl
 
 
@@ -30,6 +31,16 @@ class InvalidateRequest(CachePromptRequest, kw_only=True):
     def adds_generation_prompt(self) -> bool:
         """Returns ``add_generation_prompt`` or its default: later turns continue the messages, not the header."""
         return bool(self.add_generation_prompt)
+
+
+class _Prefix(NamedTuple):
+    """What an invalidation drops."""
+
+    tokens: bytes
+    """Little-endian int32 ids."""
+    namespace: CacheNamespace
+    all_adapters: bool = False
+    """Whether also that of all adapters."""
 
 
 class PinRequest(CachePromptRequest, kw_only=True):
@@ -62,8 +73,7 @@ def add_lifetime_routes(app: DocumentedApp, client: EngineClient, served_model: 
         body = await app.read_body(request, _invalidate.decode, longest)
         prefixes = await cancel_on_disconnect(request.receive, _prefixes(body, served_model, tenant))
         invalidated = [
-            await client.invalidate(tokens, body.cache_salt or "", tenant=tenant, adapter=adapter)
-            for adapter, tokens in prefixes.items()
+            await client.invalidate(one.tokens, one.namespace, all_adapters=one.all_adapters) for one in prefixes
         ]
         return JSONResponse(_report(invalidated))
 
@@ -74,9 +84,8 @@ def add_lifetime_routes(app: DocumentedApp, client: EngineClient, served_model: 
         body = await app.read_body(request, _pin.decode, longest)
         ttl_s = DEFAULT_TTL_S if body.ttl is None else parse_ttl(body.ttl, "ttl")
         tokens = await cancel_on_disconnect(request.receive, encode_prompt(body, served_model, tenant))
-        pinned = await client.pin(
-            tokens, body.cache_salt or "", ttl_s, tenant=tenant, adapter=served_model.named(body.model).adapter
-        )
+        namespace = served_model.named(body.model).namespace(tenant, body.cache_salt)
+        pinned = await client.pin(tokens, namespace, ttl_s)
         return JSONResponse(
             {
                 "prompt_tokens": pinned.n_tokens,
@@ -97,31 +106,27 @@ def add_lifetime_routes(app: DocumentedApp, client: EngineClient, served_model: 
             body = await app.read_body(request, _close.decode, 0)
         check_session_id(session_id)
         check_cache_salt(body.cache_salt or "")
-        closed = await client.close_session(
-            session_id,
-            body.cache_salt or "",
-            tenant=tenant_of(request),
-            adapter=served_model.named(body.model).adapter,
-        )
+        namespace = served_model.named(body.model).namespace(tenant_of(request), body.cache_salt)
+        closed = await client.close_session(session_id, namespace)
         tiers = {"device": closed.n_on_device, "host": closed.n_in_host}
         pages = {tier: n_pages for tier, n_pages in tiers.items() if n_pages is not None}
         return JSONResponse({"session_id": session_id, "pages_demoted": pages})
 
 
-async def _prefixes(body: InvalidateRequest, served_model: ServedModel, tenant: str) -> dict[str | None, bytes]:
-    """Returns the tokens of the prefix by the adapter whose pages are dropped; None: the model and all adapters.
+async def _prefixes(body: InvalidateRequest, served_model: ServedModel, tenant: str) -> list[_Prefix]:
+    """Returns what to drop, in one namespace or, without a ``model``, those of the model and of all adapters.
 
     An adapter has a prefix of its own if earlier answers stand in its messages in other tokens.
     """
-    if body.model is not None:
-        return {served_model.named(body.model).adapter: await _prefix(body, served_model, tenant)}
-    prefixes: dict[str | None, bytes] = {None: await _prefix(body, served_model, tenant)}
-    if body.messages is not None:
+    model = served_model.named(body.model)
+    tokens = await _prefix(body, served_model, tenant)
+    prefixes = [_Prefix(tokens, model.namespace(tenant, body.cache_salt), all_adapters=body.model is None)]
+    if body.model is None and body.messages is not None:
         for name, adapted in served_model.adapted.items():
-            tokens = await _prefix(msgspec.structs.replace(body, model=name), served_model, tenant)
-            if tokens != prefixes[None]:
-                prefixes[adapted.adapter] = tokens
-    return prefixes
+            own_tokens = await _prefix(msgspec.structs.replace(body, model=name), served_model, tenant)
+            if own_tokens != tokens:
+                prefixes.append(_Prefix(own_tokens, adapted.namespace(tenant, body.cache_salt)))
+    return list(dict.fromkeys(prefixes))  # adapters of one digest may have several names
 
 
 async def _prefix(body: InvalidateRequest, served_model: ServedModel, tenant: str) -> bytes:

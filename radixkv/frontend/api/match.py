@@ -33,9 +33,8 @@ def add_match_route(app: DocumentedApp, client: EngineClient, served_model: Serv
         body = await app.read_body(request, _match.decode, served_model.max_prompt_and_answer)
         prompts = await cancel_on_disconnect(request.receive, encode_cache_prompts(body, served_model, tenant))
         _check_total(prompts)
-        matched = await client.match(
-            prompts, body.cache_salt or "", tenant=tenant, adapter=served_model.named(body.model).adapter
-        )
+        namespace = served_model.named(body.model).namespace(tenant, body.cache_salt)
+        matched = await client.match(prompts, namespace)
         return JSONResponse(_report(matched, served_model.ready))
 
 

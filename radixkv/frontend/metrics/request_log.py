@@ -103,7 +103,7 @@ class RequestLog:
             id=prompt.id,
             request_id=ended.arrival.request_id,
             route=ended.arrival.route,
-            model=self._adapters.get(prompt.adapter, self._model),
+            model=self._adapters.get(prompt.namespace.adapter, self._model),
             prompt_tokens=len(prompt.tokens) // 4,
             cached_tokens=ended.cached_tokens,
             completion_tokens=ended.n_output,
@@ -115,8 +115,8 @@ class RequestLog:
             error=ended.error_code,
             client_disconnected=ended.client_left,
             priority=prompt.priority,
-            tenant=prompt.tenant or None,
-            cache_salt_hash=self._hash(prompt.cache_salt) if prompt.cache_salt else None,
+            tenant=prompt.namespace.tenant or None,
+            cache_salt_hash=self._hash(salt) if (salt := prompt.namespace.cache_salt) else None,
         )
 
     def _hash(self, salt: str) -> str:

@@ -76,7 +76,7 @@ class RequestTraces:
         attributes: dict[str, str | bool | int | float | tuple[str, ...]] = {
             "http.route": ended.arrival.route,
             "http.response.header.x-request-id": (ended.arrival.request_id,),
-            "gen_ai.response.model": self._adapters.get(prompt.adapter, self._model),
+            "gen_ai.response.model": self._adapters.get(prompt.namespace.adapter, self._model),
             "gen_ai.request.id": prompt.id,
             "gen_ai.request.n": sampling.n,
             "gen_ai.request.temperature": sampling.temperature,

@@ -32,6 +32,7 @@ from radixkv.wire.cache_messages import (
     Tier,
 )
 from radixkv.wire.messages import Submit
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.stats import Stats
 from radixkv.wire.table_messages import Tabled
 
@@ -185,29 +186,23 @@ class ReplicasClient:
     async def invalidate(
         self,
         tokens: bytes,
-        cache_salt: str,
+        namespace: CacheNamespace,
         *,
-        tenant: str,
-        adapter: str | None = None,
+        all_adapters: bool = False,
         lowest_tier: Tier = "storage",
     ) -> Invalidated:
         """See ``EngineClient.invalidate``; in all replicas."""
         return sum_counts(
             await self._order(
                 lambda replica: replica.invalidate(
-                    tokens, cache_salt, tenant=tenant, adapter=adapter, lowest_tier=lowest_tier
+                    tokens, namespace, all_adapters=all_adapters, lowest_tier=lowest_tier
                 )
             )
         )
 
-    async def close_session(
-        self, session_id: str, cache_salt: str, *, tenant: str, adapter: str = ""
-    ) -> SessionClosed:
+    async def close_session(self, session_id: str, namespace: CacheNamespace) -> SessionClosed:
         """See ``EngineClient.close_session``; in all replicas that know the session. Who is down knows none."""
-        queries = (
-            replica.close_session(session_id, cache_salt, tenant=tenant, adapter=adapter)
-            for replica in self.runtimes
-        )
+        queries = (replica.close_session(session_id, namespace) for replica in self.runtimes)
         closed, errors = _parted(await asyncio.gather(*queries, return_exceptions=True))
         for error in errors.values():
             if not isinstance(error, SessionNotFound | RuntimeDied | RuntimeRestarting):
@@ -217,21 +212,15 @@ class ReplicasClient:
             raise unknown[0] if unknown else _soonest(errors.values())
         return sum_counts(list(closed.values()))
 
-    async def explain(
-        self, tokens: bytes, cache_salt: str, *, tenant: str, adapter: str = "", contents: bool
-    ) -> Explained:
+    async def explain(self, tokens: bytes, namespace: CacheNamespace, *, contents: bool) -> Explained:
         """See ``EngineClient.explain``; the answer of the replica that has the most of the prompt."""
-        replies = await self._ask(
-            lambda replica: replica.explain(tokens, cache_salt, tenant=tenant, adapter=adapter, contents=contents)
-        )
+        replies = await self._ask(lambda replica: replica.explain(tokens, namespace, contents=contents))
         # Of replicas that have as much, one may know more of why it ends there.
         return max(replies.values(), key=lambda one: (one.n_cached, one.n_on_disk, one.reason != "never_seen"))
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
+    async def match(self, prompts: Sequence[bytes], namespace: CacheNamespace) -> Matched:
         """See ``EngineClient.match``; for each prompt, what that replica has which has the most of it."""
-        replies = await self._ask(
-            lambda replica: replica.match(prompts, cache_salt, tenant=tenant, adapter=adapter)
-        )
+        replies = await self._ask(lambda replica: replica.match(prompts, namespace))
         return best_match(list(replies.values()))
 
     async def stored(self, request: InFlightRequest) -> Stored:
@@ -255,7 +244,7 @@ class ReplicasClient:
             raise next(iter(errors.values()), None) or request_not_found(name)
         return joint_tables({having[index]: one for index, one in tabled.items()})
 
-    async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str, adapter: str = "") -> Pinned:
+    async def pin(self, tokens: bytes, namespace: CacheNamespace, ttl_s: float) -> Pinned:
         """Pins what is cached of ``tokens`` where its pin is, or else in the replica that has the most of it.
 
         Ends a pin in all replicas.
@@ -263,14 +252,10 @@ class ReplicasClient:
         Args and errors are those of ``EngineClient.pin``.
         """
         if ttl_s:
-            replies = await self._ask(
-                lambda replica: replica.explain(tokens, cache_salt, tenant=tenant, adapter=adapter, contents=False)
-            )
+            replies = await self._ask(lambda replica: replica.explain(tokens, namespace, contents=False))
             chosen = max(replies, key=lambda index: (replies[index].has_own_pin, _n_to_pin(replies[index])))
-            return await self.runtimes[chosen].pin(tokens, cache_salt, ttl_s, tenant=tenant, adapter=adapter)
-        pinned = await self._ask(
-            lambda replica: replica.pin(tokens, cache_salt, ttl_s, tenant=tenant, adapter=adapter)
-        )
+            return await self.runtimes[chosen].pin(tokens, namespace, ttl_s)
+        pinned = await self._ask(lambda replica: replica.pin(tokens, namespace, ttl_s))
         return max(pinned.values(), key=lambda one: one.n_pinned)
 
     async def stats(self) -> Stats:

@@ -13,6 +13,7 @@ from radixkv.frontend.replicas.recent_prefixes import RecentPrefixes, prefixes_o
 from radixkv.routing import ServerChoice, is_match
 from radixkv.wire.cache_messages import Matched
 from radixkv.wire.messages import Submit
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.request_limits import MAX_MATCHED_TOKENS
 
 PROBE_LIMIT_S = 0.005
@@ -47,7 +48,7 @@ class Replica(Protocol):
         """When its cache was emptied last, in monotonic seconds; 0 if it was not since the start."""
         ...
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
+    async def match(self, prompts: Sequence[bytes], namespace: CacheNamespace) -> Matched:
         """Says how much of each prompt every tier has. Raises ``RequestError``."""
         ...
 
@@ -107,7 +108,7 @@ class Placement:
         async def ask(replica: Replica) -> Sequence[int] | None:
             tokens, first = [prompt.tokens for prompt in asked], prompts[0]
             try:
-                matched = await replica.match(tokens, first.cache_salt, tenant=first.tenant, adapter=first.adapter)
+                matched = await replica.match(tokens, first.namespace)
             except (RequestError, WireError):
                 return None
             return [match.n_on_device + match.n_in_host + match.n_on_disk // 2 for match in matched.prompts]
@@ -138,8 +139,9 @@ class Placement:
             was_refused: whether another replica has refused it, because its queue is full.
         """
         now_s = self._clock()
-        adapter, key = self._beginning(prompt.adapter, prompt.tokens)
-        prefixes = prefixes_of(key, "\0".join((prompt.tenant, adapter, prompt.cache_salt)).encode())
+        namespace = prompt.namespace
+        adapter, key = self._beginning(namespace.adapter, prompt.tokens)
+        prefixes = prefixes_of(key, "\0".join((namespace.tenant, adapter, namespace.cache_salt)).encode())
         since = {
             index: max(replica.empty_since, now_s - UNKNOWN_S if index in found else 0.0)
             for index, replica in replicas.items()
@@ -183,12 +185,7 @@ def _can_be_asked(prompts: Sequence[Submit]) -> Sequence[Submit]:
         n_bytes += len(prompt.tokens)
         if asked and n_bytes > MAX_MATCHED_TOKENS * _TOKEN_BYTES:
             break
-        if not prompt.reads_cache or _namespace(prompt) != _namespace(first):
+        if not prompt.reads_cache or prompt.namespace != first.namespace:
             return ()
         asked.append(prompt)
     return asked
-
-
-def _namespace(prompt: Submit) -> tuple[str, str, str]:
-    """Returns what prompts that share pages have in common."""
-    return prompt.tenant, prompt.adapter, prompt.cache_salt

@@ -93,10 +93,10 @@ class DraftReplay:
         """
         request = self.begin(prompt, prediction)
         for end in range(TOKEN_BYTES, len(answer), TOKEN_BYTES):
-            request.tokens += answer[end - TOKEN_BYTES : end]
+            request.known_key += answer[end - TOKEN_BYTES : end]
             yield Place(request, answer[end : min(end + self._n_drafts * TOKEN_BYTES, len(answer) - TOKEN_BYTES)])
             self._compute(request)
-        request.tokens += answer[-TOKEN_BYTES:]
+        request.known_key += answer[-TOKEN_BYTES:]
         self.end(request)
 
     def begin(self, prompt: bytes, prediction: bytes = b"") -> Request:
@@ -105,7 +105,7 @@ class DraftReplay:
         request = Request(message.id, Namespace(), bytearray(prompt), len(prompt) // TOKEN_BYTES, _MAX_IDS)
         observers = [branch.follow(message, (request,)) for branch in self._branches if branch.is_chosen(message)]
         request.observers = tuple(observer for observer in observers if observer is not None)
-        request.block_table = self._cache.open(request.namespace, bytes(request.tokens[:-TOKEN_BYTES]))
+        request.block_table = self._cache.open(request.namespace, bytes(request.known_key[:-TOKEN_BYTES]))
         self._compute(request)
         return request
 
@@ -123,7 +123,7 @@ class DraftReplay:
         """Computes all known tokens, as the rows of a step do."""
         blocks, n_tokens = request.blocks, request.n_known
         assert self._cache.reserve(blocks, self._cache.pages_for(n_tokens)), "the pool is too small"
-        self._cache.commit_computed([ComputedRow(blocks, request.tokens, n_tokens, 0)], 0)
+        self._cache.commit_computed([ComputedRow(blocks, request.known_key, n_tokens, 0)], 0)
         self._cache.free_replaced(blocks, 0)
 
 

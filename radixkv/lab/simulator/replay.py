@@ -89,7 +89,7 @@ class Replay:
         request = Request(
             id="",
             namespace=self._namespace,
-            tokens=bytearray(symbols),
+            known_key=bytearray(symbols),
             n_prompt=len(symbols) // TOKEN_BYTES,
             max_tokens=1,
         )

@@ -27,6 +27,7 @@ from radixkv.runtime.step.result import StepResult
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_messages import Matched
 from radixkv.wire.cache_use import CacheUse
+from radixkv.wire.namespace import CacheNamespace
 
 _LOOKAHEAD = 1
 """Steps launched before the result of the oldest one is taken, as in the server's loop."""
@@ -129,7 +130,7 @@ class SteppedEngine:
         """See ``Replica``. O(requests in flight)."""
         return sum(self._loads.values())
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
+    async def match(self, prompts: Sequence[bytes], namespace: CacheNamespace) -> Matched:
         """See ``Replica``. O(edges) a prompt, and with a disk tier O(tokens)."""
         matches = tuple(match_tiers(self._scheduler, self.namespace, tokens) for tokens in prompts)
         return Matched("", matches, self.n_in_flight, 0, None, None)
@@ -157,7 +158,7 @@ class SteppedEngine:
         request = Request(
             id=str(index),
             namespace=self.namespace,
-            tokens=bytearray(symbols),
+            known_key=bytearray(symbols),
             n_prompt=n_prompt,
             max_tokens=min(len(answer), n_room) if self._are_limited else n_room,
             stop_token_ids=frozenset() if self._are_limited else frozenset([END]),
@@ -216,7 +217,7 @@ class SteppedEngine:
     def _next_token(self, row: Row, request: Request) -> int:
         """Returns the token that a row samples; -1 if it samples none, or after the end of its answer."""
         answer = self._answer_of.get(request)
-        place = len(request.tokens) // TOKEN_BYTES - request.n_prompt
+        place = len(request.known_key) // TOKEN_BYTES - request.n_prompt
         if row.sampling is None or answer is None or place >= len(answer):
             return -1
         return answer[place] if self._are_limited or place + 1 < len(answer) else END

@@ -16,7 +16,8 @@ from radixkv.runtime.request import Phase, Request
 TURN_S = 1.0
 """How long an adapter keeps its slot, and another one waits, before the slot takes no new requests."""
 _MAX_RANKED = 256
-"""Most requests in line that are ranked by prefix; the adapters have equal parts of it."""
+"""Most requests in line that are ranked by prefix, of which the adapters have equal parts; and whose pages are
+spared."""
 
 
 @dataclass(slots=True)
@@ -86,6 +87,8 @@ class SlotQueue:
         """By digest of the adapter, that of least recent use first."""
         self._lines: dict[str, _Line] = {}
         """By digest of the adapter. None is empty."""
+        self._chosen: str | None = None
+        """The adapter that was chosen last for a slot."""
         self._unstarted: SortedDict[tuple[float, int], Request] = SortedDict()
         """All requests in line, by time of arrival."""
         self._n_unstarted: Counter[str] = Counter()
@@ -154,8 +157,17 @@ class SlotQueue:
         return self._queue.candidates()
 
     def next_requests(self) -> Iterator[Request]:
-        """See ``Queue.next_requests``."""
-        return self._queue.next_requests()
+        """Yields what the queue behind does, then requests in line, in the order in which their adapters get slots.
+
+        That order is as of now: it depends on no cached prefix but that for which the next adapter was chosen.
+        O(adapters in line · log adapters in line) with one sender, and O(1) a request.
+        """
+        yield from self._queue.next_requests()
+        in_turn = sorted(self._lines, key=self._turn_of)
+        in_line = chain.from_iterable(self._lines[digest].requests.values() for digest in in_turn)
+        for request in islice(in_line, _MAX_RANKED):
+            if request.reads_cache and not request.recovery.bypasses_tree:
+                yield request
 
     def short(self, n_tokens: int, unfinished: Sequence[Request]) -> Iterable[Request]:
         """See ``Queue.short``."""
@@ -178,10 +190,14 @@ class SlotQueue:
         return digest in self._lines
 
     def next_adapter(self) -> str | None:
-        """Returns the adapter that is to get the next slot; None if none waits for one.
+        """Chooses the adapter that is to get the next slot, and returns it; None if none waits for one.
 
         O(adapters in line), and the ranks of some of their requests; with senders O(requests in line).
         """
+        self._chosen = self._choose()
+        return self._chosen
+
+    def _choose(self) -> str | None:
         coming = self._times.copy()
         for slot in self._slots.values():
             coming.charge(slot.senders, max(0.0, slot.since + TURN_S - self._clock()))
@@ -293,6 +309,11 @@ class SlotQueue:
         """Returns the adapters in line that have no slot, the first of which began to wait first."""
         return [digest for digest in self._lines if digest not in self._slots]
 
+    def _turn_of(self, digest: str) -> tuple[bool, float, float]:
+        """Returns the place of a line among the others."""
+        line = self._lines[digest]
+        return digest != self._chosen, self._time_of(line), line.since
+
     def _is_over(self, since: float) -> bool:
         return self._clock() - since >= TURN_S
 
@@ -315,7 +336,7 @@ class SlotQueue:
     def _enter_line(self, request: Request) -> None:
         assert not _has_begun(request), "a request that has begun is in a slot that is in use, which is never taken"
         request.phase = Phase.WAITING
-        request.key = bytes(request.tokens)
+        request.key = bytes(request.known_key)
         if not self._lines:
             self._times.forget()
             self._charged_at = self._clock()

@@ -91,7 +91,7 @@ class BeamGroup:
                 beams[-1].become_fork(members[parent])
                 forks.append((members[parent], beams[-1]))
         for request, (_, token) in zip(beams, chosen, strict=True):
-            request.tokens += token.to_bytes(TOKEN_BYTES, "little")
+            request.known_key += token.to_bytes(TOKEN_BYTES, "little")
             request.reads_cache = True
         self._running.fork(forks)
         for request in beams:
@@ -104,12 +104,12 @@ class BeamGroup:
         members = self._members
         choices = sorted((*members, *members[0].followers), key=lambda request: request.choice)
         members[0].followers = []
-        prompt = members[0].prompt
+        prompt = members[0].prompt_key
         updates: list[Update] = []
         without_pages = [request for request in choices if request.phase is not Phase.RUNNING]
         for request, beam in zip(choices, self._search.finished, strict=True):
             request.leader = None
-            request.tokens = prompt + beam.tokens
+            request.known_key = prompt + beam.tokens
             if request.phase is Phase.RUNNING:
                 self._running.finish(request)
             request.phase = Phase.FINISHED

@@ -49,7 +49,7 @@ class Predictions(Source):
         if prediction is None:
             return None
         n_last = min(request.n_outputs, self._max_matched)
-        last = np.frombuffer(request.tokens[len(request.tokens) - n_last * TOKEN_BYTES :], np.int32)
+        last = np.frombuffer(request.known_key[len(request.known_key) - n_last * TOKEN_BYTES :], np.int32)
         n_matched, end = self._find(prediction.ids[:-1], last, request.n_outputs)
         followers = prediction.ids[end : end + n_tokens]
         return Guess("prediction", n_matched, followers.tobytes()) if n_matched else None

@@ -85,10 +85,10 @@ class RecentAnswers(Source, Observer):
         if root is None or not request.n_outputs or request.recovery.bypasses_tree:
             return
         n_pages = (request.n_known - 1) // page_size  # the last token needs no KV
-        if self._cache.tree.match(namespace, bytes(request.tokens)) < n_pages * page_size:
+        if self._cache.tree.match(namespace, bytes(request.known_key)) < n_pages * page_size:
             return
         n_tokens = min(request.n_outputs, self._max_namespace_tokens - 1)
-        answer = bytes(request.tokens[len(request.tokens) - n_tokens * TOKEN_BYTES :])
+        answer = bytes(request.known_key[len(request.known_key) - n_tokens * TOKEN_BYTES :])
         ring = self._rings.get(namespace)
         if ring is None or ring.root is not root:
             self._forget_dropped()
@@ -107,7 +107,7 @@ class RecentAnswers(Source, Observer):
         ring = self._rings.get(request.namespace)
         if ring is None or ring.root is not self._roots.get(request.namespace):
             return None
-        return ring.guess(request.tokens, n_tokens)
+        return ring.guess(request.known_key, n_tokens)
 
     def _forget_dropped(self) -> None:
         """Forgets the namespaces whose pages were all dropped or evicted. O(namespaces)."""

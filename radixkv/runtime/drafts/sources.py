@@ -52,7 +52,7 @@ class OwnText(Source):
 
     def guess(self, request: Request, n_tokens: int) -> Guess | None:
         """Returns what followed the longest ending. O(tokens of the request)."""
-        found = continue_text(request.tokens, self._sizes, n_tokens)
+        found = continue_text(request.known_key, self._sizes, n_tokens)
         return None if found is None else Guess("prompt", *found)
 
 
@@ -73,7 +73,7 @@ class CachedSequences(Source):
         lease = request.blocks.lease
         if lease is None:
             return None
-        tail = bytes(request.tokens[lease.n_tokens * TOKEN_BYTES :])
+        tail = bytes(request.known_key[lease.n_tokens * TOKEN_BYTES :])
         tokens = self._tree.continuation(lease, tail, n_tokens)
         return Guess("tree", self._n_matched, tokens) if tokens else None
 

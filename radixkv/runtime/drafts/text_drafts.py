@@ -222,14 +222,14 @@ class TextDrafts(Drafts):
             if guess is None:
                 self._guesses.pop(request.batch_slot, None)
             else:
-                self._guesses[request.batch_slot] = _OpenGuess(request, len(request.tokens), guess)
+                self._guesses[request.batch_slot] = _OpenGuess(request, len(request.known_key), guess)
         return guess
 
     def _learn(self, open_guess: _OpenGuess) -> bool:
         """Learns from a guess if it has gone wrong or all of its tokens have come; returns whether that is so."""
         request, n_known, guess = open_guess
         kind = guess.source, guess.n_matched
-        came = request.tokens[n_known : n_known + len(guess.tokens)]
+        came = request.known_key[n_known : n_known + len(guess.tokens)]
         if guess.tokens.startswith(came) and len(came) < len(guess.tokens):
             return False
         pairs = zip(memoryview(came).cast("i"), memoryview(guess.tokens).cast("i"), strict=False)

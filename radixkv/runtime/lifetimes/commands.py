@@ -16,7 +16,7 @@ from radixkv.wire.request_limits import check_ttl
 def pin(intake: Intake, pins: Pins, message: Pin) -> Pinned:
     """Pins a prompt, or ends its pin. O(tokens). Raises ``RequestError``."""
     intake.check_prompt(message.tokens)
-    namespace, key, _ = intake.place(message, message.tokens)
+    namespace, key, _ = intake.place(message.namespace, message.tokens)
     check_ttl(message.ttl_s, "ttl")
     pins.check_available("ttl")
     if message.ttl_s:
@@ -38,7 +38,7 @@ def close_session(
         message: names it.
         leave: ends what waits for its next turn.
     """
-    namespace = intake.namespace(message)
+    namespace = intake.namespace(message.namespace)
     leave(namespace, message.session_id)
     demoted = sessions.close(namespace, message.session_id)
     if demoted is None:

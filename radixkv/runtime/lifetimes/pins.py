@@ -323,5 +323,5 @@ class PromptPins(Observer):
         first = choices[0]
         on_device_only = not any(choice.uses_tiers for choice in choices)
         for prefix in self._prefixes:
-            tokens = bytes(first.tokens[: prefix.n_tokens * TOKEN_BYTES])
-            self._pins.pin(first.namespace, tokens, prefix.ttl_s, on_device_only=on_device_only)
+            key = bytes(first.known_key[: prefix.n_tokens * TOKEN_BYTES])
+            self._pins.pin(first.namespace, key, prefix.ttl_s, on_device_only=on_device_only)

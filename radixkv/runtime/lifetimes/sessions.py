@@ -62,7 +62,7 @@ class Turn(Observer):
 
         Its pages were released before: the release counts as their use, which would end a demotion.
         """
-        self.sessions.end(self, bytes(request.tokens))
+        self.sessions.end(self, bytes(request.known_key))
 
 
 class Sessions:

@@ -135,7 +135,7 @@ class Pauses(Returns):
         if pause is not None and pause.namespace == choices[0].namespace:
             (n_cached,) = self._cache.matches([(pause.namespace, pause.key)])
             # The last token has no KV yet, and an activated LoRA may act from elsewhere on in the prompt.
-            n_common = n_common_tokens(pause.key, bytes(choices[0].tokens))
+            n_common = n_common_tokens(pause.key, bytes(choices[0].known_key))
             n_needed = min(len(pause.key) // TOKEN_BYTES - 1, n_common)
             states = self._cache.tree.states
             step = max(self._cache.page_size, 0 if states is None else states.block_tokens)
@@ -166,7 +166,7 @@ class Pauses(Returns):
 
     def end_turn(self, choice: Request, turn: Turn) -> None:
         """Keeps the tokens of an answer, until the frontend says that a prompt can go on from it. O(tokens)."""
-        prompt = choice.namespace, bytes(choice.tokens)
+        prompt = choice.namespace, bytes(choice.known_key)
         self._ended.put(choice.sender, choice.id, _Ended(choice.sender, prompt, turn), len(prompt[1]))
 
     def begin(self, message: BeginPause) -> PauseBegun:

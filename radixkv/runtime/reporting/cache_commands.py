@@ -15,6 +15,7 @@ from radixkv.runtime.protocols.gate import Gate
 from radixkv.runtime.reporting.joint import JointRun, joint_roots
 from radixkv.runtime.reporting.stats import count_requests, count_requests_of
 from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.settings.tenants import OPERATOR
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Node
 from radixkv.tree.outline import Outline as TreeOutline
 from radixkv.tree.outline import OutlinedNode, RunT
@@ -114,7 +115,7 @@ class CacheCommands:
         return Flushed(message.id, n_freed, n_leased)
 
     def _invalidate(self, message: Invalidate) -> Invalidated:
-        self._intake.check_owns_cache(message)
+        self._intake.check_owns_cache(message.namespace.tenant)
         page_size = self._cache.page_size
         n_tokens = len(message.tokens) // TOKEN_BYTES
         if message.tokens:
@@ -135,10 +136,10 @@ class CacheCommands:
 
     def _explain(self, message: Explain) -> Explained:
         self._intake.check_prompt(message.tokens)
-        namespace, key, _ = self._intake.place(message, message.tokens)
+        namespace, key, _ = self._intake.place(message.namespace, message.tokens)
         n_tokens = len(message.tokens) // TOKEN_BYTES
         hits = self._tiers.find(namespace, key)
-        if self._intake.sender(message) is not None:
+        if message.namespace.tenant != OPERATOR:
             hits = hits._replace(min_loaded_tokens=None, n_from_shared=None)
         cache = self._tiers.host if self._tiers.host is not None and hits.is_loaded else self._cache
         explanation = cache.tree.explain(namespace, key, contents=message.contents)
@@ -177,9 +178,9 @@ class CacheCommands:
     def _match(self, message: Match) -> Matched:
         for tokens in message.prompts:
             self._intake.check_prompt(tokens)
-        places = [self._intake.place(message, tokens) for tokens in message.prompts]
-        sender = self._intake.sender(message)
-        if is_operator := sender is None:
+        places = [self._intake.place(message.namespace, tokens) for tokens in message.prompts]
+        sender = message.namespace.tenant
+        if is_operator := sender == OPERATOR:
             load = count_requests(self._scheduler, self._gate, self._adapters)
         else:
             load = count_requests_of(sender, self._scheduler, self._gate, self._adapters)
@@ -194,7 +195,7 @@ class CacheCommands:
 
     def _stored(self, message: GetStored) -> Stored:
         self._intake.check_prompt(message.tokens)
-        namespace, key, _ = self._intake.place(message, message.tokens)
+        namespace, key, _ = self._intake.place(message.namespace, message.tokens)
         return Stored(message.id, *self._tiers.stored(namespace, key))
 
     def _outline(self, message: Outline) -> Outlined:

@@ -40,7 +40,7 @@ class SlotUse(NamedTuple):
 def tables_of(requests: Iterable[Request]) -> Iterator[TableUse]:
     """Yields the block table of each running or releasing request, and what it stores. O(requests)."""
     for request in requests:
-        yield TableUse(request.blocks, request.tokens, request.n_scheduled)
+        yield TableUse(request.blocks, request.known_key, request.n_scheduled)
 
 
 def count_slot_use(tables: Iterable[TableUse], page_size: int) -> SlotUse:

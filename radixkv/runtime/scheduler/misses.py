@@ -32,8 +32,8 @@ def find_miss(cache: PageCache, request: Request, n_found: int) -> CacheMiss | N
         return None
     if not request.reads_cache:
         return CacheMiss("not_read", 0)
-    tokens = bytes(memoryview(request.tokens)[: request.n_prompt * TOKEN_BYTES])
-    explanation = cache.tree.explain(request.namespace, tokens, max_namespaces=_MAX_NAMESPACES)
+    key = bytes(memoryview(request.known_key)[: request.n_prompt * TOKEN_BYTES])
+    explanation = cache.tree.explain(request.namespace, key, max_namespaces=_MAX_NAMESPACES)
     if explanation.reason == "whole":
         return None  # a state of recurrent layers lacks less than its block
     first_difference = explanation.first_difference
@@ -41,10 +41,10 @@ def find_miss(cache: PageCache, request: Request, n_found: int) -> CacheMiss | N
     return CacheMiss(
         reason=explanation.reason,
         n_matched=explanation.n_tokens,
-        place=chained_xxh3_64(0, tokens[: explanation.n_tokens * TOKEN_BYTES]),
+        place=chained_xxh3_64(0, key[: explanation.n_tokens * TOKEN_BYTES]),
         first_difference=first_difference,
-        common=request.text(max(0, end - _N_COMMON), end),
-        prompt=request.text(end, min(end + _N_DIFFERENT, request.n_prompt)),
+        common=request.tokens(max(0, end - _N_COMMON), end),
+        prompt=request.tokens(end, min(end + _N_DIFFERENT, request.n_prompt)),
         cached=explanation.cached_tokens[: _N_DIFFERENT * TOKEN_BYTES],
         n_elsewhere=explanation.n_tokens_elsewhere,
         is_other_adapter=explanation.adapter_elsewhere is not None,

@@ -121,7 +121,7 @@ class PrefillRows:
             if request.phase is not Phase.RUNNING:
                 continue
             if request.reads_cache:
-                self._cache.extend(request.blocks, request.tokens)
+                self._cache.extend(request.blocks, request.known_key)
             share = max(budget // (len(prefilling) - n_done), min(budget, self._cache.page_size))
             row = self._prefill_row(request, share, step)
             if row is not None:
@@ -218,7 +218,7 @@ class PrefillRows:
                 budget -= _n_tokens(short)
                 prefilling = self._running.prefilling()
                 if short and request.reads_cache:
-                    self._cache.extend(request.blocks, request.tokens)
+                    self._cache.extend(request.blocks, request.known_key)
             row = self._prefill_row(request, budget, step)
             if row is None:
                 self._running.free(request)
@@ -282,7 +282,7 @@ class PrefillRows:
         # This comes after ``grow``: an earlier lease on the page to copy could hold the only page that can be
         # evicted.
         if request.reads_cache and start == blocks.n_leased * page_size:
-            start += self._cache.copy_partial_page(blocks, request.tokens, request.n_known - 1)
+            start += self._cache.copy_partial_page(blocks, request.known_key, request.n_known - 1)
             if start > request.n_scheduled:
                 request.cache_use.note("copied", request.n_scheduled, start)
         # The next lines come before the commit: afterwards a match would find the prompt's own pages.
@@ -290,7 +290,7 @@ class PrefillRows:
             self._running.count_hit(request)
         is_first = request.first_row is None
         miss = find_miss(self._cache, request, start) if is_first else None
-        n_in_tree = self._cache.commit(blocks, request.tokens, end, request.last_step)
+        n_in_tree = self._cache.commit(blocks, request.known_key, end, request.last_step)
         write_start = min(end, max(start, n_in_tree * page_size))
         if blocks.n_leased > n_in_tree:
             request.cache_use.note("added", n_in_tree * page_size, blocks.n_leased * page_size)

@@ -117,7 +117,7 @@ class RunningRequests:
         is_loaded = request.phase is Phase.LOADING
         if is_loaded:
             blocks = self._tiers.blocks(request)
-            self._cache.extend(blocks, request.tokens)
+            self._cache.extend(blocks, request.known_key)
         else:
             blocks = self._cache.open(
                 request.namespace, request.key, request.reads_cache, request.recovery.bypasses_tree, is_hit=False
@@ -202,7 +202,7 @@ class RunningRequests:
         Each follower computes only the prompt's last token. Costs as much as ``fork``.
         """
         for follower in leader.followers:
-            follower.tokens = leader.prompt
+            follower.known_key = leader.prompt_key
         self.fork([(leader, follower) for follower in leader.followers])
         leader.followers = []
 

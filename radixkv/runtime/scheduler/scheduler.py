@@ -311,11 +311,11 @@ class Scheduler:
                     self.cache.mark_computed(blocks, end, plan.step)
                 # A row that fills no page has nothing to commit, nor to mark if the leased pages are computed.
                 elif fills_page or not blocks.is_computed:
-                    tokens = request.tokens
+                    key = request.known_key
                     if n_more:
                         assert row.tokens is not None
-                        tokens = tokens + row.tokens[TOKEN_BYTES : (1 + n_more) * TOKEN_BYTES]
-                    computed.append(ComputedRow(blocks, tokens, end, request.last_step))
+                        key = key + row.tokens[TOKEN_BYTES : (1 + n_more) * TOKEN_BYTES]
+                    computed.append(ComputedRow(blocks, key, end, request.last_step))
         if result.page_scores:
             _give_scores(plan, launched.requests, result.page_scores)
         self.cache.commit_computed(computed, plan.step)
@@ -526,7 +526,7 @@ class Scheduler:
         while reason is None and n_appended < len(tokens):
             token = tokens[n_appended]
             if request.constraint is not None and not request.constraint.accept(token):
-                request.tokens += pack_tokens(tokens[:n_appended])
+                request.known_key += pack_tokens(tokens[:n_appended])
                 self.running.finish(request)
                 return Update(request, error=request.constraint.rejection(token))
             n_appended += 1
@@ -534,7 +534,7 @@ class Scheduler:
                 reason = "stop"
             elif n_appended == n_most:
                 reason = "length"
-        request.tokens += pack_tokens(tokens[:n_appended])
+        request.known_key += pack_tokens(tokens[:n_appended])
         if request.cache_use.counted is None:
             request.count_prompt()
         request.reads_cache = True

@@ -71,7 +71,7 @@ class CommonPrefixes:
         is_first = not prompts.is_computed(request)
         if is_first:
             if request not in prompts:
-                prompts.add(request, bytes(request.tokens))
+                prompts.add(request, bytes(request.known_key))
             prompts.compute(request)
             self._waits.pop(request, None)
         places: set[int] = set()
@@ -134,7 +134,7 @@ class CommonPrefixes:
         first = request.key[: self._n_least * TOKEN_BYTES]
         for one in self._let_through:
             if one is not request and one.block_table is not None and one.namespace == request.namespace:
-                key = one.key or bytes(one.tokens)
+                key = one.key or bytes(one.known_key)
                 if key.startswith(first):
                     wait = self._wait(request, one, n_common_tokens(key, request.key))
                     if _is_coming(wait) and (longest is None or wait.position > longest.position):

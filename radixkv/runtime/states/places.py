@@ -74,7 +74,7 @@ class LikelyPlaces(Places):
         return ends
 
     def _find_message_ends(self, request: Request) -> tuple[int, int]:
-        ids = np.frombuffer(request.text(0, request.n_prompt), "<i4")
+        ids = np.frombuffer(request.tokens(0, request.n_prompt), "<i4")
         is_end = np.zeros(len(ids), np.bool_)
         for end_token_id in self._end_token_ids:  # few; ``np.isin`` takes ten times as long for a short prompt
             is_end |= ids == end_token_id

@@ -116,7 +116,7 @@ class MemoryTiers(Tiers):
         O(tokens) a request.
         """
         for request in self._joined:
-            yield request.namespace, bytes(request.tokens)
+            yield request.namespace, bytes(request.known_key)
 
     def block_tables(self) -> list[BlockTable]:
         """Returns the device's block tables of the loading and loaded requests, and of all copies. O(requests)."""
@@ -183,7 +183,7 @@ class MemoryTiers(Tiers):
             return AwaitedPages("storage" if isinstance(copy, Lookup | Fetch) else "host", 0, 0)
         first, last = (
             copy.start // page_size,
-            n_common_tokens(bytes(request.tokens), bytes(copy.tokens)) // page_size,
+            n_common_tokens(bytes(request.known_key), bytes(copy.tokens)) // page_size,
         )
         if isinstance(copy, Fetch) or copy.lent is not None:
             return AwaitedPages("storage", first, max(0, last - first))
@@ -339,7 +339,7 @@ class MemoryTiers(Tiers):
             is_due = index >= plan.n_decode or end >= n_offered.get(request, 0) + _OFFERED_TOKENS
             if is_due and request.uses_tiers and request.phase is Phase.RUNNING:
                 n_offered[request] = end
-                self._host_tier.offer_computed(request.namespace, bytes(request.tokens[: end * TOKEN_BYTES]))
+                self._host_tier.offer_computed(request.namespace, bytes(request.known_key[: end * TOKEN_BYTES]))
 
     def forked(self, parent: Request, fork: Request) -> None:
         """Counts as offered for a fork what was offered for its parent. O(1)."""
@@ -350,7 +350,7 @@ class MemoryTiers(Tiers):
         """Offers what is computed of a request. O(tokens)."""
         self._n_offered.pop(request, None)
         if request.uses_tiers and request.blocks.is_in_tree:
-            self._host_tier.offer_computed(request.namespace, bytes(request.tokens))
+            self._host_tier.offer_computed(request.namespace, bytes(request.known_key))
 
     def ended(self, choices: Sequence[Request]) -> tuple[float, float] | None:
         """Forgets the choices of a request; returns the wait of the first one that has waited. O(choices)."""

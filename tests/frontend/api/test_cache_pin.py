@@ -14,7 +14,7 @@ def test_a_prompt_is_pinned_for_the_time_of_the_request(site: Site, tokenizer: T
     found = post(site, "/cache/pin", prompt="hello", ttl="90s", cache_salt="s")
     assert found == {"prompt_tokens": 5, "pinned_tokens": 2, "seconds_left": 90.0}
     pin = site.loop.pinned[-1]
-    assert (pin.tokens, pin.ttl_s, pin.cache_salt) == (tokenizer.encode("hello"), 90.0, "s")
+    assert (pin.tokens, pin.ttl_s, pin.namespace.cache_salt) == (tokenizer.encode("hello"), 90.0, "s")
 
 
 def test_token_ids_and_the_end_of_a_pin(site: Site) -> None:

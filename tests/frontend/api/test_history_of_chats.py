@@ -187,8 +187,8 @@ def test_answers_of_adapters_are_counted_with_those_of_the_model_and_kept_apart(
         assert (found["same"], found["otherwise"]) == (2, 0)
         assert 'radixkv:history_answers_total{rendered="same"} 2.0' in site.http.get("/metrics").text
         post(site, "/cache/invalidate", messages=messages)
-        means = [one.adapter for one in site.loop.invalidated]
-    assert means == [None, ADAPTERS["sql"]]
+        means = [(one.namespace.adapter, one.all_adapters) for one in site.loop.invalidated]
+    assert means == [("", True), (ADAPTERS["sql"], False)]
 
 
 NULL_MEANS_CALLS = ChatTemplate(

@@ -27,10 +27,10 @@ def invalidate(site: Site, **body: Any) -> tuple[Invalidate, dict[str, Any]]:
 def test_a_prompt_or_messages_name_the_prefix(site: Site, tokenizer: Tokenizer) -> None:
     text = "a text that is longer than a page"
     message, reply = invalidate(site, prompt=text)
-    assert (message.tokens, message.cache_salt) == (tokenizer.encode(text), "")
+    assert (message.tokens, message.namespace.cache_salt) == (tokenizer.encode(text), "")
     assert reply == {"pages_dropped": {"device": 3}, "pages_held": 1}
     message, _ = invalidate(site, prompt=list(range(16)), cache_salt="hers")
-    assert (len(message.tokens), message.cache_salt) == (64, "hers")
+    assert (len(message.tokens), message.namespace.cache_salt) == (64, "hers")
     message, _ = invalidate(site, messages=MESSAGES)
     assert tokenizer.decode(list(message.tokens[::4])) == MESSAGES[0]["content"], "no header of an answer"
     message, _ = invalidate(site, messages=MESSAGES, add_generation_prompt=True)
@@ -40,7 +40,7 @@ def test_a_prompt_or_messages_name_the_prefix(site: Site, tokenizer: Tokenizer) 
 def test_a_salt_alone_names_all_that_it_has(site: Site) -> None:
     for salt in ("hers", ""):
         message, _ = invalidate(site, cache_salt=salt, prompt=None)
-        assert (message.tokens, message.cache_salt) == (b"", salt)
+        assert (message.tokens, message.namespace.cache_salt) == (b"", salt)
 
 
 def test_the_reply_has_the_pages_of_each_tier(site: Site) -> None:
@@ -58,5 +58,6 @@ def test_another_model_is_not_found(site: Site) -> None:
 def test_without_a_model_all_adapters_are_meant(site: Site) -> None:
     served = site.http.get("/v1/models").json()["data"][0]["id"]
     for body in ({"cache_salt": ""}, {"prompt": [1] * 16}, {"messages": MESSAGES}):
-        assert invalidate(site, **body)[0].adapter is None
-        assert invalidate(site, **body, model=served)[0].adapter == ""
+        for fields, is_meant in (({}, True), ({"model": served}, False)):
+            message, _ = invalidate(site, **body, **fields)
+            assert (message.namespace.adapter, message.all_adapters) == ("", is_meant)

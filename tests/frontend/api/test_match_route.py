@@ -35,7 +35,7 @@ def test_a_prompt_is_matched_and_the_load_reported(site: Site, tokenizer: Tokeni
         },
     }
     matched = site.loop.matched[-1]
-    assert (matched.prompts, matched.cache_salt) == ((tokenizer.encode("good day"),), "s")
+    assert (matched.prompts, matched.namespace.cache_salt) == ((tokenizer.encode("good day"),), "s")
 
 
 def test_each_tier_that_there_is_has_a_count(tiered_site: Site) -> None:

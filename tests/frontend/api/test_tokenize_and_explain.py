@@ -173,7 +173,7 @@ def test_a_shared_server_hides_cached_tokens_of_other_clients(
     with running_site(served_model, tmp_path, settings) as site:  # always on a local port
         site.http.headers["Authorization"] = "Bearer k"
         found = post(site, "/cache/explain", prompt="abcd", cache_salt="t")
-        assert [(query.cache_salt, query.contents) for query in site.loop.explained] == [("t", contents)]
+        assert [(query.namespace.cache_salt, query.contents) for query in site.loop.explained] == [("t", contents)]
         assert ("with this cache_salt" in found["text"]) == (not contents)
         assert site.http.get("/server_info").json()["explain_contents"] is contents
 

@@ -15,6 +15,7 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.wire.adapter_messages import ServedAdapter
 from radixkv.wire.cache_messages import Matched, TierMatch
 from radixkv.wire.messages import Submit, pack_tokens
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.request_limits import MAX_MATCHED_TOKENS
 from radixkv.wire.sampling import SamplingParams
 from support.scripted_runtime import ScriptedLoop
@@ -36,7 +37,7 @@ class FakeReplica:
     error: RequestError | None = None
     asked: list[Sequence[bytes]] = field(default_factory=list)
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str, adapter: str = "") -> Matched:
+    async def match(self, prompts: Sequence[bytes], namespace: CacheNamespace) -> Matched:
         self.asked.append(prompts)
         await asyncio.sleep(self.silence_s)
         if self.may_answer is not None:
@@ -47,9 +48,9 @@ class FakeReplica:
         return Matched("", (one,) * len(prompts), 0, 0, 0, 0)
 
 
-def prompt(first: int = 1, *, salt: str = "", reads_cache: bool = True) -> Submit:
+def prompt(first: int = 1, *, salt: str = "", adapter: str = "", reads_cache: bool = True) -> Submit:
     tokens = pack_tokens([first, *range(2, N_TOKENS + 1)])
-    return Submit("a", tokens, SamplingParams(), salt, reads_cache=reads_cache)
+    return Submit("a", tokens, SamplingParams(), CacheNamespace("", salt, adapter), reads_cache=reads_cache)
 
 
 def choose(placement: Placement, replicas: Mapping[int, FakeReplica], one: Submit | None = None) -> int:
@@ -112,7 +113,7 @@ def test_an_activated_lora_goes_where_the_model_has_the_prompt_before_its_invoca
     placement, replicas = patient(model=served_model()), {0: FakeReplica(), 1: FakeReplica()}
     for salt in "abcdef":
         first = choose(placement, replicas, prompt(salt=salt))
-        again = replace(prompt(salt=salt), adapter=ACTIVATED)
+        again = prompt(salt=salt, adapter=ACTIVATED)
         assert choose(placement, replicas, again) == first
     assert sum(placement.n_placed(number)["recent"] for number in replicas) == 6
 
@@ -122,7 +123,7 @@ def test_recent_prompts_count_as_far_as_they_have_the_same_key(adapter: str, n_s
     """An adapter of another digest, such as one that was unloaded, shares nothing."""
     placement = patient(model=served_model())
     placement.choose(prompt(), {0: FakeReplica()}, {})
-    load = placement.choose(replace(prompt(), adapter=adapter), {0: FakeReplica()}, {}).load
+    load = placement.choose(prompt(adapter=adapter), {0: FakeReplica()}, {}).load
     n_found = N_TOKENS - (load - 1) * TOKENS_PER_ANSWER
     assert n_shared * 7 // 8 - 16 <= n_found <= n_shared
 
@@ -250,7 +251,7 @@ def test_a_prompt_weighs_its_answers_and_what_it_computes() -> None:
 def test_what_was_sent_for_one_adapter_does_not_count_for_another() -> None:
     placement, replicas = patient(), {0: FakeReplica(), 1: FakeReplica()}
     first = choose(placement, replicas)
-    adapted = replace(prompt(), adapter="12ab")
+    adapted = prompt(adapter="12ab")
     second = choose(placement, replicas, adapted)
     assert second != first
     assert choose(placement, replicas, adapted) == second

@@ -29,8 +29,8 @@ from radixkv.frontend.runtime_client import QUERY_TIMEOUT_S, RuntimeClient
 from radixkv.frontend.runtime_process import RuntimeProcess
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.supervisor import Supervisor
-from radixkv.settings.tenants import OPERATOR
 from radixkv.wire.messages import Submit, pack_tokens
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 from support.cases import covering
@@ -160,9 +160,9 @@ def test_what_must_reach_every_cache_fails_while_one_is_down() -> None:
             with pytest.raises(RuntimeRestarting):
                 await state.client.flush()
             with pytest.raises(RuntimeRestarting):
-                await state.client.invalidate(b"", "a", tenant=OPERATOR)
-            await state.client.explain(pack_tokens([1, 2]), "", tenant=OPERATOR, contents=True)
-            await state.client.match([pack_tokens([1, 2])], "", tenant=OPERATOR)
+                await state.client.invalidate(b"", CacheNamespace(cache_salt="a"))
+            await state.client.explain(pack_tokens([1, 2]), CacheNamespace(), contents=True)
+            await state.client.match([pack_tokens([1, 2])], CacheNamespace())
             await state.client.outline(contents=True)
             state.may_start.set()
 
@@ -333,21 +333,21 @@ def test_sessions_and_pins() -> None:
     async def test() -> None:
         async with replicas() as state:
             with pytest.raises(SessionNotFound):
-                await state.client.close_session("a", "", tenant=OPERATOR)
+                await state.client.close_session("a", CacheNamespace())
             for each in state.each:
                 prompt = Submit(uuid.uuid4().hex, pack_tokens([1, 2]), SamplingParams(max_tokens=1), session_id="a")
                 async with each.submit([prompt], arrived=Arrival(time.monotonic())) as group:
                     async for _ in group.deltas():
                         pass
-            of_one = (await state.each[0].close_session("a", "", tenant=OPERATOR)).n_on_device
-            both = await state.client.close_session("a", "", tenant=OPERATOR)
+            of_one = (await state.each[0].close_session("a", CacheNamespace())).n_on_device
+            both = await state.client.close_session("a", CacheNamespace())
             assert both.n_on_device == 2 * of_one
             for ttl_s in (60.0, 0.0):
-                assert (await state.client.pin(pack_tokens([1] * 40), "", ttl_s, tenant=OPERATOR)).n_tokens == 40
+                assert (await state.client.pin(pack_tokens([1] * 40), CacheNamespace(), ttl_s)).n_tokens == 40
             state.may_start.clear()
             state.kill(1)
             await state.until(1, is_up=False)
-            one = await state.client.close_session("a", "", tenant=OPERATOR)
+            one = await state.client.close_session("a", CacheNamespace())
             assert one.n_on_device == of_one, "who is down knows no session"
             state.may_start.set()
 
@@ -456,8 +456,8 @@ def test_a_pin_is_renewed_where_it_is_and_a_new_one_goes_where_the_prompt_is() -
 
             async def pin(client: EngineClient, prompt: bytes, ttl_s: float) -> list[float]:
                 """Pins a prompt; returns how long it is pinned in each replica."""
-                await client.pin(prompt, "", ttl_s, tenant=OPERATOR)
-                explained = [one.explain(prompt, "", tenant=OPERATOR, contents=False) for one in state.each]
+                await client.pin(prompt, CacheNamespace(), ttl_s)
+                explained = [one.explain(prompt, CacheNamespace(), contents=False) for one in state.each]
                 return [one.pin_seconds_left for one in await asyncio.gather(*explained)]
 
             assert await pin(state.client, pack_tokens([1] * 40), 60.0) == [0, 60, 0]

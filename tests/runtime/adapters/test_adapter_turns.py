@@ -105,10 +105,10 @@ def hit_rate(policy: str, n_pages: int) -> float:
     return sum(use.cache_use.n_cached for use in uses) / sum(use.n_prompt_tokens for use in uses)
 
 
-def test_turns_by_prefix_find_more_than_turns_by_age() -> None:
-    """The cache holds the prompts of some of the adapters; by age each of them is evicted before its turn."""
-    by_age, by_prefix = (hit_rate(policy, n_pages=48) for policy in ("fcfs", "lpm"))
-    assert by_prefix > by_age + 0.1
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+def test_no_prompt_is_evicted_before_the_turn_of_its_adapter(policy: str) -> None:
+    """The cache holds those of some adapters. If others went first, turns by age would find 55% of the tokens."""
+    assert hit_rate(policy, n_pages=48) > 0.7
 
 
 class Streams:

@@ -12,6 +12,7 @@ from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.tree.marks import Marks
 from radixkv.wire.cache_messages import Invalidate
 from radixkv.wire.messages import WIRE_VERSION, Ready, pack_tokens
+from radixkv.wire.namespace import CacheNamespace
 
 READY = Ready(WIRE_VERSION, 1000, 200, 16, 64, 8, 64, "fake", "float32")
 
@@ -30,7 +31,7 @@ def test_too_many_invocations_are_refused() -> None:
     marks = Marks()
     marks.add("1" * 64, [5])
     intake = Intake(READY, adapters=LoadedAdapters(), marks=marks)
-    message = Invalidate("id", b"", "hers", adapter="1" * 64)
+    message = Invalidate("id", b"", CacheNamespace("", "hers", "1" * 64))
     assert len(list(intake.prefixes(message, pack_tokens([5] * 1023)))) == 1024
     with pytest.raises(InvalidRequest, match="'sql' occurs in this prompt more than 1023 times; invalidate"):
         intake.prefixes(message, pack_tokens([5] * 1024))
@@ -38,7 +39,8 @@ def test_too_many_invocations_are_refused() -> None:
 
 def meant(adapter: str | None) -> list[str]:
     intake = Intake(READY, adapters=LoadedAdapters(), marks=Marks())
-    return [one.adapter for one, _ in intake.prefixes(Invalidate("id", b"", "hers", adapter=adapter), b"")]
+    message = Invalidate("id", b"", CacheNamespace("", "hers", adapter or ""), all_adapters=adapter is None)
+    return [one.adapter for one, _ in intake.prefixes(message, b"")]
 
 
 def test_without_a_model_all_adapters_that_were_ever_loaded_are_meant() -> None:

@@ -9,6 +9,7 @@ from radixkv.tree.marks import Marks
 from radixkv.wire.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from radixkv.wire.cache_messages import Explain
 from radixkv.wire.messages import Done, Failed, pack_tokens
+from radixkv.wire.namespace import CacheNamespace
 from support.fake_adapters import FakeDeviceAdapters
 from support.loop_frontend import PROMPT, Frontend
 
@@ -61,7 +62,7 @@ def test_a_mark_is_never_another_adapters() -> None:
     assert isinstance(again, AdapterLoaded)
     assert again.adapter.invocation_tokens == (5,)
     explained = [
-        front.loop.receive(Explain("e", pack_tokens(PROMPT), adapter=adapter))[0].n_cached
+        front.loop.receive(Explain("e", pack_tokens(PROMPT), CacheNamespace(adapter=adapter)))[0].n_cached
         for adapter in (JUDGE, RANK, "")
     ]
     assert explained == [10, 4, 4], "the same bytes hit; others and the model have what is before the invocation"

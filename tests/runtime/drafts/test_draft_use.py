@@ -21,7 +21,7 @@ class GoesWrong(Source):
     """Guesses right tokens, and then a wrong one."""
 
     def guess(self, request: Request, n_tokens: int) -> Guess | None:
-        tokens = expected_output(NAMESPACE, unpack(bytes(request.tokens)), n_tokens)
+        tokens = expected_output(NAMESPACE, unpack(bytes(request.known_key)), n_tokens)
         return Guess("prompt", 3, token_bytes([*tokens[:-1], (tokens[-1] + 1) % 7]))
 
 

@@ -25,7 +25,7 @@ class WithoutGrammar(Source):
     """Guesses what would be sampled if the request had no grammar, which that mostly forbids."""
 
     def guess(self, request: Request, n_tokens: int) -> Guess | None:
-        tokens = expected_output(NAMESPACE, unpack(bytes(request.tokens)), n_tokens)
+        tokens = expected_output(NAMESPACE, unpack(bytes(request.known_key)), n_tokens)
         return Guess("answers", 3, token_bytes(tokens))
 
 
@@ -33,7 +33,7 @@ class OneToken(Source):
     """Guesses one token that the grammar allows, then one that it forbids."""
 
     def guess(self, request: Request, n_tokens: int) -> Guess | None:
-        allowed = FREE.allowed(unpack(bytes(request.tokens))[request.n_prompt :])
+        allowed = FREE.allowed(unpack(bytes(request.known_key))[request.n_prompt :])
         return Guess("answers", 3, token_bytes([min(allowed), 1]))
 
 
@@ -55,7 +55,7 @@ def answer(drafts: Drafts, grammar: FakeGrammar, **options: Any) -> tuple[Any, i
         front.turn()
         for request in front.scheduler.running:
             assert request.constraint is not None
-            assert request.constraint.output == unpack(bytes(request.tokens))[request.n_prompt :]  # type: ignore[attr-defined]
+            assert request.constraint.output == unpack(bytes(request.known_key))[request.n_prompt :]  # type: ignore[attr-defined]
     found = [
         (one.tokens, sorted(one.logprobs, key=repr), one.finish_reasons)  # those of choices come in any order
         for one in front.received.values()

@@ -15,6 +15,7 @@ from radixkv.runtime.drafts.sources import Guess
 from radixkv.runtime.request import Recovery, Request
 from radixkv.tree.node import Namespace
 from radixkv.wire.messages import Submit
+from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 from support.engine import token_bytes
 from support.fake_device import unpack
@@ -40,9 +41,9 @@ def cached(*namespaces: Namespace) -> PageCache:
 def serve(cache: PageCache, served: Request, *, flushes: bool = False) -> None:
     """Computes a request, and ends it; before the end it may flush the cache."""
     n_tokens = served.n_known - 1
-    blocks = cache.open(served.namespace, bytes(served.tokens[: n_tokens * 4]))
+    blocks = cache.open(served.namespace, bytes(served.known_key[: n_tokens * 4]))
     assert cache.reserve(blocks, cache.pages_for(n_tokens))
-    cache.commit_computed([ComputedRow(blocks, served.tokens, n_tokens, 0)], 0)
+    cache.commit_computed([ComputedRow(blocks, served.known_key, n_tokens, 0)], 0)
     if flushes:
         cache.flush()
     cache.close(blocks)
@@ -180,7 +181,7 @@ def test_requests_that_are_computed_apart_give_nothing() -> None:
     ("fields", "sampling", "is_followed"),
     [
         ({}, {}, True),
-        ({"cache_salt": "x"}, {"n": 3}, True),
+        ({"namespace": CacheNamespace(cache_salt="x")}, {"n": 3}, True),
         ({"reads_cache": False}, {}, False),
         ({"is_canary": True}, {}, False),
         ({}, {"prompt_logprobs": 1}, False),

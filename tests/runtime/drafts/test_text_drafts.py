@@ -118,7 +118,7 @@ class Simulation:
         self.now += device_s + (self.wait_s + self.launch_s * (n_prompts > 0) if waits else 0)
         accepted = []
         for request, truth, drafts in zip(self.requests, self.truths, found, strict=True):
-            done, n = len(request.tokens) // TOKEN_BYTES, 0
+            done, n = len(request.known_key) // TOKEN_BYTES, 0
             for draft, token in zip(unpack_tokens(drafts), truth[done:], strict=False):
                 if draft != token:
                     break
@@ -129,10 +129,10 @@ class Simulation:
         requests = list(self.requests)
         for slot, n in enumerate(accepted):
             request, truth = self.requests[slot], self.truths[slot]
-            done = len(request.tokens) // TOKEN_BYTES
-            request.tokens += pack_tokens(truth[done : done + n + 1])
+            done = len(request.known_key) // TOKEN_BYTES
+            request.known_key += pack_tokens(truth[done : done + n + 1])
             self.n_tokens += n + 1
-            if len(request.tokens) // TOKEN_BYTES >= len(truth):
+            if len(request.known_key) // TOKEN_BYTES >= len(truth):
                 request.phase = Phase.FINISHED
                 self._restart(slot)
         if self.prompt_every:

@@ -24,7 +24,7 @@ def serve(engine: Engine, tokens: list[int], session_id: str = "a", **options: A
 
 
 def all_tokens(request: Request) -> list[int]:
-    return unpack(bytes(request.tokens))
+    return unpack(bytes(request.known_key))
 
 
 def close(engine: Engine, session_id: str = "a", namespace: Namespace = DEFAULT) -> tuple[int, int] | None:
@@ -185,7 +185,7 @@ def test_an_offer_of_what_is_stored_already_does_not_end_its_demotion() -> None:
     engine.run()
     engine.store_all()
     for tree in (engine.cache.tree, engine.host.tree):
-        assert tree.demotions.reach_end(DEFAULT, bytes(request.tokens))
+        assert tree.demotions.reach_end(DEFAULT, bytes(request.known_key))
 
 
 def test_another_request_that_goes_on_from_a_closed_session_is_not_demoted() -> None:

@@ -16,6 +16,7 @@ from radixkv.settings.tenants import OPERATOR, TenantConfig
 from radixkv.tree.node import Namespace
 from radixkv.wire import cache_messages
 from radixkv.wire import messages as wire
+from radixkv.wire.namespace import CacheNamespace
 from support.cases import examples
 from support.engine import Engine, prompt, token_bytes
 from support.fake_grammars import FakeCompiler
@@ -46,7 +47,9 @@ def commands(engine: Engine, tenants: Sequence[TenantConfig] = ()) -> CacheComma
 
 
 def match(engine: Engine, *prompts: Sequence[int], salt: str = "") -> cache_messages.Matched:
-    reply = commands(engine).run(cache_messages.Match("m", tuple(token_bytes(one) for one in prompts), salt))
+    reply = commands(engine).run(
+        cache_messages.Match("m", tuple(token_bytes(one) for one in prompts), CacheNamespace(cache_salt=salt))
+    )
     assert isinstance(reply, cache_messages.Matched), reply
     engine.check_invariants()
     return reply
@@ -167,7 +170,7 @@ def test_only_the_operator_is_told_the_length_that_all_tenants_requests_have_mea
     tenants = (TenantConfig(OPERATOR, cache_salt="request"), TenantConfig("a"))
     engine = Engine(64, PAGE_SIZE, n_slots=64, load_policy="auto", tenants=tenants)
     replies = [
-        commands(engine, tenants).run(cache_messages.Explain("e", token_bytes(prompt(9)), tenant=tenant))
+        commands(engine, tenants).run(cache_messages.Explain("e", token_bytes(prompt(9)), CacheNamespace(tenant)))
         for tenant in (OPERATOR, "a")
     ]
     of_operator, of_tenant = replies

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from radixkv.tree.node import Namespace
 from radixkv.wire import cache_messages
+from radixkv.wire.namespace import CacheNamespace
 from runtime.reporting.test_cache_match import commands
 from support.cases import examples
 from support.engine import Engine, prompt, token_bytes
@@ -25,7 +26,9 @@ ACTIONS = st.tuples(st.sampled_from(["copy", "failed copy", "write", "half a wri
 
 def stored(engine: Engine, n_tokens: int, salt: str = "") -> tuple[int, int, bool]:
     """Returns how many tokens of the prompt host tier and disk tier have, and whether they will get more."""
-    reply = commands(engine).run(cache_messages.GetStored("s", token_bytes(prompt(n_tokens)), salt))
+    reply = commands(engine).run(
+        cache_messages.GetStored("s", token_bytes(prompt(n_tokens)), CacheNamespace(cache_salt=salt))
+    )
     assert isinstance(reply, cache_messages.Stored), reply
     engine.check_invariants()
     return reply.n_in_host, reply.n_on_disk, reply.is_storing

@@ -180,7 +180,7 @@ def test_requests_with_one_prompt_may_overtake_each_other_in_a_step() -> None:
 
 
 def prompt_of(request: Request) -> list[int]:
-    return list(memoryview(bytes(request.tokens)).cast("i"))[: request.n_prompt]
+    return list(memoryview(bytes(request.known_key)).cast("i"))[: request.n_prompt]
 
 
 @examples(60)

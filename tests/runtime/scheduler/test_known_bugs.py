@@ -39,7 +39,7 @@ def test_bug_03_a_node_stored_a_view_of_a_table_that_was_overwritten() -> None:
     first = engine.add(prompt(17), max_tokens=1)
     engine.launch()
     pages = list(first.block_table.pages[:4])
-    first.tokens[:64] = bytes(64)
+    first.known_key[:64] = bytes(64)
     table = first.block_table.pages
     table[:4] = [0, 0, 0, 0]
     probe = engine.cache.open(Namespace(), b"".join(t.to_bytes(4, "little") for t in prompt(17)))
@@ -133,7 +133,7 @@ def test_bug_13_committed_kv_leads_the_known_tokens_by_one() -> None:
         if request.block_table is not None:
             assert request.block_table.n_leased * 4 <= request.n_known
     # 17 tokens are known; the KV of the last was never computed, so 16 can be in the tree.
-    assert engine.cache.tree.match(Namespace(), bytes(request.tokens)) == 16
+    assert engine.cache.tree.match(Namespace(), bytes(request.known_key)) == 16
 
 
 def test_bug_13_an_abort_commits_an_unknown_token() -> None:
@@ -143,7 +143,7 @@ def test_bug_13_an_abort_commits_an_unknown_token() -> None:
     engine.launch()
     engine.abort(request)
     engine.run_to_the_end()
-    assert engine.cache.tree.match(Namespace(), bytes(request.tokens)) == 8
+    assert engine.cache.tree.match(Namespace(), bytes(request.known_key)) == 8
 
 
 def test_bug_14_evictable_counted_shared_pages_twice() -> None:

@@ -110,7 +110,7 @@ def test_pages_of_the_tree_stay() -> None:
         assert request.block_table is None or request.blocks.n_freed == 0
     assert not holds_any_length(engine.cache, 64)
     run_to_the_end(engine)
-    assert engine.cache.matches([(request.namespace, bytes(request.tokens))]) == [76]
+    assert engine.cache.matches([(request.namespace, bytes(request.known_key))]) == [76]
 
 
 def test_a_pool_without_room_for_a_window_and_a_row_holds_whole_requests_only() -> None:

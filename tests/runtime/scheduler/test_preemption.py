@@ -78,7 +78,7 @@ def storm(**settings: float) -> Run:
             request = Request(
                 id=str(len(arrivals)),
                 namespace=Namespace(),
-                tokens=bytearray(token_bytes([random.randrange(3000) for _ in range(n_prompt)])),
+                known_key=bytearray(token_bytes([random.randrange(3000) for _ in range(n_prompt)])),
                 n_prompt=n_prompt,
                 max_tokens=random.randint(500, 1500),
                 received_at=arrivals.popleft(),

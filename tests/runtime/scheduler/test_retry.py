@@ -263,7 +263,7 @@ def test_nan_logits_over_computed_pages_leave_the_tree_unchanged() -> None:
     engine.launch()
     engine.device.nan_logits_slots = {second.batch_slot}
     engine.collect()
-    assert engine.cache.tree.match(Namespace(), bytes(second.tokens)) == 16
+    assert engine.cache.tree.match(Namespace(), bytes(second.known_key)) == 16
     engine.run_to_the_end()
 
 

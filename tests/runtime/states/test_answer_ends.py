@@ -44,7 +44,7 @@ def chat(engine: Engine, first: int, n_turns: int, *, repeats: bool, n_new: int 
         n_steps = len(engine.device.computed)
         request = engine.serve(prompt, n_new)
         found.append(request.n_prompt - engine.device.computed[n_steps][2])
-        answer = unpack(bytes(request.tokens))[len(prompt) :] if repeats else text(n_new, first + turn)
+        answer = unpack(bytes(request.known_key))[len(prompt) :] if repeats else text(n_new, first + turn)
         prompt = [*prompt, *answer, *text(10, turn), MESSAGE_END, 4]
     return found
 
@@ -87,7 +87,7 @@ def test_an_answer_that_is_aborted_or_shorter_than_a_block_has_no_state() -> Non
     engine.serve([*text(33, 1), MESSAGE_END], 10)
     assert positions(engine) == [32]
     request = engine.add([*text(33, 2), MESSAGE_END], 40)
-    while len(request.tokens) < 4 * 60:
+    while len(request.known_key) < 4 * 60:
         engine.turn()
     engine.abort(request)
     engine.run()
@@ -99,7 +99,7 @@ def test_an_answer_that_is_aborted_or_shorter_than_a_block_has_no_state() -> Non
 def test_half_of_the_slots_may_be_of_answers_that_are_not_complete(n_states: int, n_most: int) -> None:
     engine = opened(n_states)
     requests = [engine.add(text(8, 1 + n), 60) for n in range(6)]
-    while any(len(request.tokens) < 4 * 44 for request in requests):
+    while any(len(request.known_key) < 4 * 44 for request in requests):
         engine.turn()
         assert engine.scheduler.running.block_tables()
         assert n_states - states_of(engine).n_free <= 2 * n_most

@@ -77,12 +77,11 @@ async def completion_prompts(request: CompletionRequest, served_model: ServedMod
             id=f"{name}-{index}" if index else name,
             tokens=tokens,
             sampling=clamp_max_tokens(sampling, served_model, len(tokens) // 4, max_tokens_field, "prompt"),
-            cache_salt=request.cache_salt or "",
+            namespace=served_model.namespace(tenant, request.cache_salt),
             reads_cache=not request.skip_reading_prefix_cache,
             priority=request.priority or 0,
             pins=() if request.pin_s is None else (PromptPin(len(tokens) // 4, request.pin_s),),
             session_id=request.session_id or "",
-            adapter=served_model.adapter,
         )
         for index, tokens in enumerate(encoded)
     ]

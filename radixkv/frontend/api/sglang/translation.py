@@ -85,7 +85,7 @@ async def generate_prompts(
     n_tokens = [len(tokens) // 4 for tokens in encoded]
     check_n_prompt_logprobs(zip(samplings, n_tokens, strict=True), "top_logprobs_num")
     return [
-        _generate_prompt(request, served_model, tokens, fields, sampling, rid, start)
+        _generate_prompt(request, served_model, tenant, tokens, fields, sampling, rid, start)
         for tokens, fields, sampling, rid, (_, start) in zip(
             encoded, settings, samplings, _rids(request, n_prompts), logprob_options, strict=True
         )
@@ -95,6 +95,7 @@ async def generate_prompts(
 def _generate_prompt(
     request: GenerateRequest,
     served_model: ServedModel,
+    tenant: str,
     tokens: bytes,
     fields: SamplingFields,
     sampling: SamplingParams,
@@ -115,11 +116,10 @@ def _generate_prompt(
         id=uuid.uuid4().hex,
         tokens=tokens,
         sampling=clamp_max_tokens(sampling, served_model, n_prompt, max_tokens_field, request.prompt_field),
-        cache_salt=request.cache_salt or "",
+        namespace=served_model.namespace(tenant, request.cache_salt),
         reads_cache=not request.skip_reading_prefix_cache,
         priority=request.priority or 0,
         session_id=request.session_id or "",
-        adapter=served_model.adapter,
     )
     has_prompt_logprobs = sampling.logprobs is not None and start >= 0
     return GeneratePrompt(

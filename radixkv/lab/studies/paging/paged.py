@@ -153,7 +153,7 @@ class PagedScheme:
         request = Request(
             id=request_id,
             namespace=Namespace(salt=request_id) if self._sharing == "choices" else Namespace(),
-            tokens=bytearray(b"".join(token_range.tokens() for token_range in sequence.prompt)),
+            known_key=bytearray(b"".join(token_range.tokens() for token_range in sequence.prompt)),
             n_prompt=sequence.n_prompt,
             max_tokens=sequence.answer.n_tokens,
             sampling=replace(GREEDY, seed=len(self._sequences)),

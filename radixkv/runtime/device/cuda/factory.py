@@ -20,6 +20,7 @@ from radixkv.runtime.device.collectives import CONNECT_TIMEOUT_S, OneRank, RankG
 from radixkv.runtime.device.cuda.executor import MAX_PROMPT_LOGPROB_ROWS, CudaExecutor
 from radixkv.runtime.device.cuda.model_runner import ModelRunner
 from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.graphs.memory_size import driver_bytes
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, scales_text
 from radixkv.runtime.device.machine import (
     MIN_FP8_CAPABILITY,
@@ -58,10 +59,6 @@ from radixkv.runtime.device.weights.shards import Shard
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
-_DECODE_GRAPH_LAYER_BYTES = 64 << 10
-"""Driver memory per layer of a decode graph, for some 12 kernels. Those of adapters are not counted."""
-_PIECEWISE_GRAPH_BYTES = 160 << 10
-"""Driver memory of a piecewise graph, for some 10 kernels. Those of adapters are not counted."""
 
 
 def open_cuda_executor(
@@ -169,7 +166,7 @@ def open_cuda_executor(
         if recurrent is not None:  # a row may begin and end within blocks
             step_bytes += 2 * settings.max_num_seqs * _block_bytes(recurrent, torch_dtype)
         times.end("largest step")
-        graph_bytes = _graph_bytes(runner, config.n_layers)
+        graph_bytes = _graph_bytes(runner, config.n_layers, 0 if opened is None else opened.n_products)
         times.end("memory of graphs")
         runner.open_pool(page, 0, no_slabs)
         torch.cuda.empty_cache()
@@ -298,12 +295,17 @@ def _connect(
     group.watch(collectives.give_up)
 
 
-def _graph_bytes(runner: ModelRunner, n_layers: int) -> int:
-    """Estimates the bytes of all graphs from a capture of the largest of each kind."""
+def _graph_bytes(runner: ModelRunner, n_layers: int, n_products: int) -> int:
+    """Estimates the bytes of all graphs from a capture of the largest of each kind.
+
+    Args:
+        runner: captures them.
+        n_layers: of the model.
+        n_products: products that adapters may change.
+    """
     torch.cuda.empty_cache()
     free_before, _ = torch.cuda.mem_get_info()
-    n_graphs = runner.capture(runner.decode_sizes[-1:]) * len(runner.decode_sizes)
-    n_piecewise = runner.capture_piecewise(runner.piecewise_sizes[-1:]) * len(runner.piecewise_sizes)
+    n_decode = runner.capture(runner.decode_sizes[-1:]) * len(runner.decode_sizes)
+    n_pieces = runner.capture_piecewise(runner.piecewise_sizes[-1:]) * len(runner.piecewise_sizes)
     free_after, _ = torch.cuda.mem_get_info()
-    estimate = _DECODE_GRAPH_LAYER_BYTES * n_layers * n_graphs + _PIECEWISE_GRAPH_BYTES * n_piecewise
-    return max(0, free_before - free_after) + estimate
+    return max(0, free_before - free_after) + driver_bytes(n_decode, n_pieces, n_layers, n_products)

@@ -145,7 +145,7 @@ def test_all_settings_reach_the_runtime(site: Site) -> None:
     assert {name: getattr(submit.sampling, name) for name in settings} == settings
     assert {name: list(getattr(submit.sampling, name)) for name in stops} == stops
     assert submit.sampling.logit_bias == {5: -100.0, 299: 7.5}
-    assert (submit.priority, submit.cache_salt, submit.reads_cache) == (-7, "tenant", False)
+    assert (submit.priority, submit.namespace.cache_salt, submit.reads_cache) == (-7, "tenant", False)
 
 
 def test_each_chunk_has_the_usage_so_far_on_request(site: Site) -> None:

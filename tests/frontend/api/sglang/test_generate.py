@@ -98,7 +98,7 @@ def test_defaults_are_sglangs(site: Site) -> None:
     assert generate(site, text="ab")["meta_info"]["completion_tokens"] == 128
     submit = site.loop.submitted[-1]
     assert (submit.sampling.temperature, submit.sampling.top_p, submit.sampling.n) == (1.0, 1.0, 1)
-    assert (submit.cache_salt, submit.reads_cache, submit.priority) == ("", True, 0)
+    assert (submit.namespace.cache_salt, submit.reads_cache, submit.priority) == ("", True, 0)
     assert generate(site, text="ab", sampling_params=None)["meta_info"]["completion_tokens"] == 128
 
 
@@ -138,7 +138,7 @@ def test_settings_reach_the_runtime(site: Site) -> None:
     assert (found.presence_penalty, found.frequency_penalty, found.repetition_penalty) == (0.5, -0.5, 1.5)
     assert (found.stop, found.stop_token_ids) == (("x",), (9,))
     assert (found.include_stop_str_in_output, found.ignore_eos, found.skip_special_tokens) == (True, True, False)
-    assert (submit.cache_salt, submit.reads_cache, submit.priority) == ("t", False, 3)
+    assert (submit.namespace.cache_salt, submit.reads_cache, submit.priority) == ("t", False, 3)
     generate(site, text="ab", sampling_params={"max_new_tokens": 1, "seed": 12})
     assert site.loop.submitted[-1].sampling.seed == 12
     generate(site, text="ab", sampling_params={"max_new_tokens": 1, "sampling_seed": -1})

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from radixkv.errors import CheckpointError, shortened
 from radixkv.runtime.device.adapters.base_model import BaseModel
 from radixkv.runtime.device.adapters.cuda.memory import AdapterMemory, SlotTables
 from radixkv.runtime.device.adapters.sources import open_adapter
@@ -20,12 +19,12 @@ class PreparedCudaAdapter:
     digest: str
     invocation_tokens: tuple[int, ...] | None
     n_bytes: int
-    _folder: AdapterMatrices
+    _matrices: AdapterMatrices
     _adapters: CudaAdapters
 
     def put(self) -> None:
         """See ``ReadAdapter.put``."""
-        self._adapters.keep(self._folder, self.n_bytes)
+        self._adapters.keep(self._matrices, self.n_bytes)
 
     def discard(self) -> None:
         """See ``ReadAdapter.discard``. Its memory is free once nothing refers to it."""
@@ -35,7 +34,7 @@ class PreparedCudaAdapter:
 class SlotCopy:
     """An ``AdapterCopy`` into a slot."""
 
-    _folder: AdapterMatrices
+    _matrices: AdapterMatrices
     _slot: int
     _memory: AdapterMemory
     _adapters: CudaAdapters
@@ -43,12 +42,12 @@ class SlotCopy:
 
     def fill(self) -> None:
         """See ``AdapterCopy.fill``."""
-        self._tables = self._memory.write(self._slot, self._folder)
+        self._tables = self._memory.write(self._slot, self._matrices)
 
     def put(self) -> None:
         """See ``AdapterCopy.put``."""
         assert self._tables is not None, "fill comes before put"
-        self._adapters.publish(self._folder.digest, self._slot, self._tables)
+        self._adapters.publish(self._matrices.digest, self._slot, self._tables)
 
     def discard(self) -> None:
         """See ``AdapterCopy.discard``."""
@@ -87,25 +86,21 @@ class CudaAdapters:
 
     def read(self, name: str, path: str) -> PreparedCudaAdapter:
         """See ``DeviceAdapters.read``."""
-        folder = open_adapter(name, path, self._max_rank, self._model)
-        try:
-            return self.prepare(folder)
-        except CheckpointError as error:
-            raise CheckpointError(f"adapter {shortened(name)}: {error}") from None
+        return self.prepare(open_adapter(name, path, self._max_rank, self._model))
 
-    def prepare(self, folder: AdapterMatrices) -> PreparedCudaAdapter:
+    def prepare(self, adapter: AdapterMatrices) -> PreparedCudaAdapter:
         """Checks an opened adapter, which stays in host memory. Any thread may call it. O(modules).
 
         Raises:
             CheckpointError: a module of the adapter is in no product of the decoder.
         """
-        self._memory.check(folder)
-        return PreparedCudaAdapter(folder.digest, folder.invocation_tokens, folder.folder.n_bytes, folder, self)
+        self._memory.check(adapter)
+        return PreparedCudaAdapter(adapter.digest, adapter.invocation_tokens, adapter.folder.n_bytes, adapter, self)
 
-    def keep(self, folder: AdapterMatrices, n_bytes: int) -> None:
+    def keep(self, adapter: AdapterMatrices, n_bytes: int) -> None:
         """Loads a prepared adapter, until ``remove``."""
-        self._kept[folder.digest] = folder
-        self.sizes[folder.digest] = n_bytes
+        self._kept[adapter.digest] = adapter
+        self.sizes[adapter.digest] = n_bytes
 
     def remove(self, digest: str) -> None:
         """See ``DeviceAdapters.remove``."""

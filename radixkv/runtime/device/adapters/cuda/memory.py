@@ -78,6 +78,11 @@ class AdapterMemory:
         self._device = device
         self._products: list[ProductSlots] = []
 
+    @property
+    def n_products(self) -> int:
+        """Products that adapters may change."""
+        return len(self._products)
+
     def add(self, parts: Sequence[Part], n_in: int) -> ProductSlots:
         """Returns the slots of a further product."""
         product = ProductSlots(parts, n_in)

@@ -57,6 +57,11 @@ class OpenedAdapters:
         )
         """Operations of the decoder."""
 
+    @property
+    def n_products(self) -> int:
+        """Products of the decoder that adapters may change."""
+        return self._memory.n_products
+
     def load(self) -> None:
         """Allocates the memory of all slots, and loads the adapters of the settings into host memory.
 
