@@ -176,7 +176,7 @@ class MemoryTiers(Tiers):
             first = load.start // page_size
             if load.lent is not None:
                 return AwaitedPages("storage", first, len(load.pages), blocks=load.blocks)
-            slots = () if load.is_done else load.place.pages[first : first + len(load.pages)]
+            slots = () if load.is_done else load.lower.pages[first : first + len(load.pages)]
             return AwaitedPages("host", first, len(slots), slots, load.blocks)
         copy = self._joined[request]
         if isinstance(copy, Lookup) or not are_counted:
@@ -187,7 +187,7 @@ class MemoryTiers(Tiers):
         )
         if isinstance(copy, Fetch) or copy.lent is not None:
             return AwaitedPages("storage", first, max(0, last - first))
-        slots = copy.place.pages[first:last]
+        slots = copy.lower.pages[first:last]
         return AwaitedPages("host", first, len(slots), slots)
 
     def begin(self, request: Request, n_available: int) -> bool:

@@ -206,10 +206,10 @@ def engine_with_half_in_the_host_tier(fetch_s_per_token: float) -> Engine:
     engine.serve(prompt(20), max_tokens=1)
     host_tier, disk = engine.host_tier, engine.host_tier.disk
     host_tier.choice.policy, host_tier.choice.cost = "auto", LoadCost()
-    disk.store.places[0].rate = FetchRate()
+    disk.store.members[0].rate = FetchRate()
     host_tier.choice.cost.add_step(1000, 1000, 100.0)
     host_tier.choice.cost.add_load(1000, 1.0)
-    disk.store.places[0].rate.add(1, fetch_s_per_token)
+    disk.store.members[0].rate.add(1, fetch_s_per_token)
     evict_all(engine.cache)
     engine.check_invariants()
     return engine

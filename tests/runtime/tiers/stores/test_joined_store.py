@@ -264,7 +264,7 @@ def test_each_run_comes_from_the_place_that_has_it() -> None:
     assert [n for n, _ in store.seconds(keys)] == [10, 20, 30, 40]
     assert store.seconds(keys)[0][1] == pytest.approx(0.01)
     assert store.seconds(keys)[3][1] == pytest.approx(0.04), "the places read beside each other"
-    assert (store.places[0].n_pages_read, store.places[1].n_pages_read) == (20, 20)
+    assert (store.members[0].n_pages_read, store.members[1].n_pages_read) == (20, 20)
     disk.pages = dict(list(disk.pages.items())[:10])
     network.pages.clear()
     assert [n for n, _ in store.seconds(keys)] == [10, 40], "the rest may be found in the network"
@@ -322,8 +322,8 @@ def test_what_the_first_place_has_lost_is_looked_up_in_the_other() -> None:
     disk.fails_after = 3
     assert load(store, places, range(20)) == (*(0,) * 3, *(1,) * 15)
     assert network.looked_up == [0], "once"
-    assert [place.n_pages_read for place in store.places] == [3, 15]
-    assert store.places[1].rate.seconds(15 * PAGE_TOKENS) == pytest.approx(0.035), "without the lookup"
+    assert [place.n_pages_read for place in store.members] == [3, 15]
+    assert store.members[1].rate.seconds(15 * PAGE_TOKENS) == pytest.approx(0.035), "without the lookup"
     disk.fails_after = 0
     put(disk, [30])
     assert load(store, places, [30]) == ()
@@ -393,7 +393,7 @@ def test_each_place_gets_what_it_lacks() -> None:
     ]
     assert wait(store, places, started.ticket).n_pages == 5
     assert [place.n_pages for place in places] == [5, 5]
-    assert [place.n_pages_writing for place in store.places] == [0, 0]
+    assert [place.n_pages_writing for place in store.members] == [0, 0]
     started = write(store, range(5))
     assert started is not None
     assert wait(store, places, started.ticket).n_pages == 5
@@ -407,7 +407,7 @@ def test_questions_are_linear_in_the_changes_of_place(question: Callable[..., ob
     put(first, range(0, n_pages, 1 if has_all else 2))
     put(second, range(1, n_pages, 2))
     store = joined(first, second)
-    for place in store.places:
+    for place in store.members:
         place.rate.add(PAGE_TOKENS, 0.001)
     question(store, [key_of(page) for page in range(n_pages)])
     assert first.n_asked_for + second.n_asked_for <= 8 * n_pages
