@@ -494,6 +494,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         if started is None:
             return None
         store.lower.has_left_out = not started.are_all_in_time
+        store.n_on_their_way = store.n_pages - started.n_new
         return started.ticket
 
     @property

@@ -121,6 +121,8 @@ class Store(Generic[P]):
     """The upper tier's states that are copied, the deepest first."""
     n_more: int = 0
     """Pages whose bytes these take."""
+    n_on_their_way: int = 0
+    """Pages that other stores were copying when it began."""
 
     @property
     def n_pages(self) -> int:
@@ -335,7 +337,7 @@ class TierLink(ABC, Generic[P, L]):
         self.counters.store_seconds += finished.seconds
         self.counters.n_pages_stored += finished.n_pages
         self.counters.n_failed += finished.n_pages < store.n_pages
-        self._n_pages_in_store -= store.n_pages
+        self._n_pages_in_store -= store.n_pages - store.n_on_their_way
         self._let_go_states(store)
         if self._take_store(store, finished):
             store.offer.report()
@@ -372,7 +374,7 @@ class TierLink(ABC, Generic[P, L]):
             if self._add_states(store, is_whole=last == n_computed):
                 ticket = self._begin_store(store)
                 if ticket is not None:
-                    self._n_pages_in_store += store.n_pages
+                    self._n_pages_in_store += store.n_pages - store.n_on_their_way
                     self._stores[ticket] = store
                     return
                 self._let_go_states(store)

@@ -360,3 +360,21 @@ def test_nothing_is_looked_up_behind_the_last_possible_state() -> None:
     finish(engine)
     assert sources(request) == (36, 36, 36)
     assert engine.host_tier.disk.n_lookups == 0
+
+
+def test_requests_with_the_same_pages_write_them_once() -> None:
+    engine = Engine(n_pages=64, page_size=4, n_slots=64, has_disk=True, finishes_copies=False)
+    for last in ([1], [2, 3, 4, 5], [2, 3, 4, 5, 6, 7, 8, 9]):
+        engine.add([*prompt(40), *last], max_tokens=1)
+        while engine.scheduler.running or engine.scheduler.waiting:
+            engine.turn()
+            engine.copier.finish_all()
+        for _ in range(3):
+            engine.copier.finish_all()
+            engine.scheduler.schedule()
+    keys = [key for transfer in engine.store.in_flight for key in transfer.keys]
+    assert len(keys) == len(set(keys)) == 12
+    assert len(engine.store.in_flight) == 3
+    engine.store.finish()
+    finish(engine)
+    assert engine.store.counts.n_written == 12

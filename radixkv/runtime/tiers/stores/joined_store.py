@@ -33,11 +33,22 @@ class MemberStore:
     """Loads since its last one for whose prompts it had pages. Another member gave these, or they were computed."""
     in_flight: dict[int, _Part] = field(default_factory=dict)
     """By ticket of the store."""
+    writes: dict[bytes, _Write] = field(default_factory=dict)
+    """What writes each page that is on its way to the store, by key."""
 
     @property
     def is_stale(self) -> bool:
         """Whether its rate is out of date. Then its pages count as free until the next load measures it anew."""
         return self.n_passed_over >= MAX_PASSED_OVER
+
+    def writes_of(self, keys: Sequence[bytes]) -> list[_Write]:
+        """Returns what writes each of the leading pages that are on their way to the store. O(that number)."""
+        writes: list[_Write] = []
+        for key in keys:
+            if (write := self.writes.get(key)) is None:
+                break
+            writes.append(write)
+        return writes
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +57,7 @@ class _Transfer:
 
     ticket: int
     n_parts: int = 0
-    """Parts that have not finished."""
+    """Parts that have not finished, and writes of others for which it waits."""
     n_pages: int = 0
     """As in ``FinishedTransfer``."""
     seconds: float = 0.0
@@ -56,6 +67,19 @@ class _Transfer:
     load: _Load | None = None
     is_sum: bool = False
     """Whether each part has pages of its own."""
+    keys: Sequence[bytes] = ()
+    """The keys of a store's pages."""
+    joined: list[MemberStore] = field(default_factory=list)
+    """Members to which others were writing some of them."""
+
+
+@dataclass(slots=True, eq=False)
+class _Write:
+    """The pages that one part of a store writes."""
+
+    keys: Sequence[bytes]
+    followers: list[_Transfer] = field(default_factory=list)
+    """Stores that leave some of these pages to it, and end no sooner."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +105,8 @@ class _Part(NamedTuple):
     """Indices of the pages, for a load or a store; none for a lookup."""
     is_anew: bool = False
     """Whether its time replaces all that was measured before."""
+    write: _Write | None = None
+    """What a part of a store writes."""
 
 
 class StartedStore(NamedTuple):
@@ -89,6 +115,8 @@ class StartedStore(NamedTuple):
     ticket: int
     are_all_in_time: bool
     """Whether all members get what they lack, and none is left out because it is behind with its writes."""
+    n_new: int
+    """Pages that it writes, and that were not on their way to all that lack them."""
 
 
 class JoinedStore:
@@ -112,6 +140,8 @@ class JoinedStore:
         self.members = [MemberStore(number, *one) for number, one in enumerate(zip(stores, rates, strict=True))]
         self._page_tokens = page_tokens
         self._tickets = itertools.count()
+        self._ended: list[FinishedTransfer] = []
+        """What ``take_finished`` has not returned."""
         self._sources: dict[int, tuple[int, ...]] = {}
         """By ticket of a load that has finished, where its pages came from."""
 
@@ -214,6 +244,8 @@ class JoinedStore:
     ) -> StartedStore | None:
         """Starts to write to each store the pages that it lacks; they count once one has them. O(pages).
 
+        Leading pages that are on their way to a store are not written to it once more; then this ends after them.
+
         Args:
             keys: see ``PageStore.load``.
             tokens: see there.
@@ -230,15 +262,26 @@ class JoinedStore:
         if not in_time and len(lacking) < len(self.members):
             return None
         takers, size = in_time or lacking, len(tokens) // max(1, len(keys))
-        transfer = _Transfer(next(self._tickets), n_pages=max(n_known))
-        parts = []
+        transfer = _Transfer(next(self._tickets), n_pages=max(n_known), keys=keys)
+        n_new = 0
         for member in takers:
             first = n_known[member.number] % max(1, len(keys))
-            pages = range(first, len(keys))
-            member.n_pages_writing += len(pages)
-            ticket = member.store.store(keys[first:], tokens[first * size :], buffers[first:])
-            parts.append((member, ticket, pages))
-        return StartedStore(self._start(transfer, parts), are_all_in_time=len(takers) == len(lacking))
+            before = member.writes_of(keys[first:])
+            first += len(before)
+            for write in dict.fromkeys(before):
+                write.followers.append(transfer)
+                transfer.n_parts += 1
+            if before:
+                transfer.joined.append(member)
+            if first < len(keys) or not before:
+                pages, write = range(first, len(keys)), _Write(keys[first:])
+                ticket = member.store.store(keys[first:], tokens[first * size :], buffers[first:])
+                member.in_flight[ticket] = _Part(transfer, pages, write=write)
+                member.writes.update(dict.fromkeys(write.keys, write))
+                member.n_pages_writing += len(pages)
+                transfer.n_parts += 1
+                n_new = max(n_new, len(pages))
+        return StartedStore(transfer.ticket, len(takers) == len(lacking), n_new)
 
     def is_behind(self, max_behind: int) -> bool:
         """Returns whether a member is still writing more pages than ``max_behind``. O(members)."""
@@ -246,6 +289,7 @@ class JoinedStore:
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``. A page that two stores have counts twice."""
+        self._forget_writes()
         removals = [(member, member.store.remove(key, leading)) for member in self.members]
         parts = [(member, removal.ticket, ()) for member, removal in removals]
         ticket = self._start(_Transfer(next(self._tickets), is_sum=True), parts)
@@ -253,6 +297,7 @@ class JoinedStore:
 
     def clear(self) -> int:
         """See ``PageStore``."""
+        self._forget_writes()
         parts = [(member, member.store.clear(), ()) for member in self.members]
         return self._start(_Transfer(next(self._tickets), is_sum=True), parts)
 
@@ -262,12 +307,11 @@ class JoinedStore:
 
     def take_finished(self) -> list[FinishedTransfer]:
         """See ``PageStore``."""
-        return [
-            transfer
-            for member in self.members
-            for finished in member.store.take_finished()
-            if (transfer := self._end_part(member, member.in_flight.pop(finished.ticket), finished)) is not None
-        ]
+        for member in self.members:
+            for finished in member.store.take_finished():
+                self._end_part(member, member.in_flight.pop(finished.ticket), finished)
+        ended, self._ended = self._ended, []
+        return ended
 
     def take_sources(self, ticket: int) -> tuple[int, ...]:
         """Returns the number of the member that each leading page of a load came from, once it has finished."""
@@ -340,6 +384,11 @@ class JoinedStore:
         member = self.members[number]
         return 0.0 if member.is_stale else member.rate.seconds(n_pages * self._page_tokens)
 
+    def _forget_writes(self) -> None:
+        """Lets pages be written again whose writes a removal drops. O(pages on their way)."""
+        for member in self.members:
+            member.writes.clear()
+
     def _start(
         self,
         transfer: _Transfer,
@@ -378,10 +427,9 @@ class JoinedStore:
             parts.append((member, ticket, own))
         self._start(transfer, parts, stale)
 
-    def _end_part(self, member: MemberStore, part: _Part, finished: FinishedTransfer) -> FinishedTransfer | None:
-        """Takes note of the end of a part; returns the outcome if it was the last one."""
+    def _end_part(self, member: MemberStore, part: _Part, finished: FinishedTransfer) -> None:
+        """Takes note of the end of a part, and of the transfers of which it was the last one."""
         transfer, load = part.transfer, part.transfer.load
-        transfer.n_parts -= 1
         transfer.round_seconds = max(transfer.round_seconds, finished.seconds)
         if load is not None and part.pages:
             member.n_pages_read += finished.n_pages
@@ -397,23 +445,38 @@ class JoinedStore:
             member.n_pages_writing -= len(part.pages)
             if transfer.is_sum:
                 transfer.n_pages += finished.n_pages
-            else:
+            elif member not in transfer.joined:
                 transfer.n_pages = max(transfer.n_pages, next(iter(part.pages), 0) + finished.n_pages)
+        self._end_one(transfer)
+        if part.write is not None:
+            for key in part.write.keys:
+                if member.writes.get(key) is part.write:
+                    del member.writes[key]
+            for follower in part.write.followers:
+                self._end_one(follower)
+
+    def _end_one(self, transfer: _Transfer) -> None:
+        """Ends a transfer if this was the last of what it waits for; a load may begin another round then."""
+        transfer.n_parts -= 1
         if transfer.n_parts:
-            return None
+            return
+        load = transfer.load
         transfer.seconds += transfer.round_seconds
         transfer.round_seconds = 0.0
         if load is not None:
             missing, holders = self._still_missing(load)
             if missing:
                 self._ask(transfer, missing, self._choose(holders))
-                return None
+                return
             if self._look_up_rest(transfer, load):
-                return None
+                return
             read = list(itertools.takewhile(lambda source: source is not None, load.sources))
             transfer.n_pages = len(read)
             self._sources[transfer.ticket] = tuple(source for source in read if source is not None)
-        return FinishedTransfer(transfer.ticket, transfer.n_pages, transfer.seconds)
+        # A page that another store was to write may have failed.
+        n_there = (member.store.run(transfer.keys) for member in transfer.joined)
+        transfer.n_pages = max(transfer.n_pages, *n_there, 0)
+        self._ended.append(FinishedTransfer(transfer.ticket, transfer.n_pages, transfer.seconds))
 
     def _still_missing(self, load: _Load) -> tuple[list[int], list[tuple[int, ...]]]:
         """Returns the pages that were not read and that another member may give, up to the first without one."""
