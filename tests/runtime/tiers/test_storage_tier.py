@@ -378,3 +378,22 @@ def test_requests_with_the_same_pages_write_them_once() -> None:
     engine.store.finish()
     finish(engine)
     assert engine.store.counts.n_written == 12
+
+
+def test_a_loading_request_says_what_it_waits_for() -> None:
+    engine = restarted_engine(finishes_copies=False)
+    engine.store.is_shared = True
+    engine.store.make_unknown(0)
+    request, other = engine.add(prompt(40)), engine.add(prompt(40))
+    stages = []
+    for _ in range(12):
+        engine.turn()
+        awaited = engine.scheduler.tiers.awaited
+        if request.phase is Phase.LOADING:
+            stages.append((awaited(request).stage, awaited(request).tier, awaited(request).n_pages))
+            joined = awaited(other, are_counted=False)
+            assert (joined.stage, joined.tier) == stages[-1][:2]
+        engine.store.finish()
+        engine.copier.finish_all()
+    assert list(dict.fromkeys(stages)) == [("lookup", "storage", 0), ("fetch", "storage", 10), ("copy", "host", 10)]
+    finish(engine)
