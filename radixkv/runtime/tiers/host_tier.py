@@ -208,13 +208,13 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             return None
         if not self.choice.should_load(best):
             if not is_ahead:
-                self.choice.count_fetch(is_declined=True)
+                self.choice.decline("fetch")
             return None
         fetch = self.disk.begin_fetch(
             namespace, tokens, best.n_disk, best.n_device, with_all.n_disk, is_ahead=is_ahead
         )
         if fetch is not None:
-            self.choice.count_fetch(is_declined=False)
+            self.choice.take("fetch")
         return fetch
 
     def _look_up(
@@ -239,11 +239,11 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         hoped = known._replace(n_disk=n_all, fetch_s=self.disk.fetch_s(namespace, tokens, n_memory))
         if not self.choice.should_look_up(hoped, known):
             if not is_ahead:
-                self.choice.count_lookup(is_declined=True)
+                self.choice.decline("lookup")
             return None
         lookup = self.disk.look_up(namespace, tokens, known.n_host)
         if lookup is not None:
-            self.choice.count_lookup(is_declined=False)
+            self.choice.take("lookup")
         return lookup
 
     def n_lendable(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> int:
@@ -337,7 +337,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         if not is_ahead:
             self.host.count_hit(source)
             self.device.count_hit(blocks)
-        self.choice.count_load(is_declined=False)
+        self.choice.take("load")
         pages = blocks.pages[first:last]
         tokens = tokens[: last * page_size * TOKEN_BYTES]
         load = HostLoad(
@@ -436,7 +436,9 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             load_seconds=self.counters.load_seconds,
             store_seconds=self.counters.store_seconds,
             copies_failed_total=self.counters.n_failed,
-            hits_computed_total=self.choice.n_hits_computed,
+            loads_declined_total=self.choice.n_declined["load"],
+            fetches_declined_total=self.choice.n_declined["fetch"],
+            lookups_declined_total=self.choice.n_declined["lookup"],
             load_seconds_per_token=self.choice.cost.load_s_per_token,
             compute_seconds_per_token=self.choice.cost.compute_s_per_token,
             n_state_slots=self.copier.n_state_slots,

@@ -233,7 +233,7 @@ class MemoryTiers(Tiers):
             return True
         if not host_tier.choice.should_load(cached):
             if cached.n_beyond_device:
-                host_tier.choice.count_load(is_declined=True)
+                host_tier.choice.decline("load")
             return False
         return self._begin_load(request, cached, n_available)
 
