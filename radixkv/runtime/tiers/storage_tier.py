@@ -494,7 +494,8 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         if started is None:
             return None
         store.lower.has_left_out = not started.are_all_in_time
-        store.n_on_their_way = store.n_pages - started.n_new
+        # One that writes nothing itself counts as a page, so that there are not more and more of them.
+        store.n_on_their_way = store.n_pages - max(1, started.n_new)
         return started.ticket
 
     @property

@@ -122,7 +122,7 @@ class Store(Generic[P]):
     n_more: int = 0
     """Pages whose bytes these take."""
     n_on_their_way: int = 0
-    """Pages that other stores were copying when it began."""
+    """Pages that other stores were copying when it began, and that count there as being stored."""
 
     @property
     def n_pages(self) -> int:

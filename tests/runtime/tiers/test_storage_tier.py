@@ -397,3 +397,21 @@ def test_a_loading_request_says_what_it_waits_for() -> None:
         engine.copier.finish_all()
     assert list(dict.fromkeys(stages)) == [("lookup", "storage", 0), ("fetch", "storage", 10), ("copy", "host", 10)]
     finish(engine)
+
+
+def test_a_store_that_hangs_has_a_bounded_number_of_writes_to_wait_for() -> None:
+    engine = restarted_engine(finishes_copies=False)
+    disk = engine.host_tier.disk
+    engine.store.pages.clear()
+    request = engine.add(prompt(40))
+    while request.phase is not Phase.FINISHED:
+        engine.turn()
+        engine.copier.finish_all()
+    for _ in range(200):
+        disk.offer(Namespace(), token_bytes(prompt(40)))
+        disk.advance()
+    assert sum(len(transfer.keys) for transfer in engine.store.in_flight) == 10
+    assert len(disk._stores) < disk._max_in_store
+    assert disk.n_offers > 100
+    engine.store_all()
+    assert not disk._stores
