@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from radixkv.lab.bench.environment import provenance
+
+STORE_PACKAGES = ("obstore", "mooncake-transfer-engine-non-cuda", "moto")
+"""Clients of the stores that servers share, and a server that speaks S3."""
 
 
 def script_parser(description: str | None, *, requires_output_file: bool = False) -> argparse.ArgumentParser:
@@ -45,6 +51,23 @@ def add_setting_flag(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an argument of the engine's LLM, its value in JSON",
     )
+
+
+def add_beside_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--beside``, which says what else used the machine while a benchmark ran."""
+    parser.add_argument("--beside", metavar="WORDS", help="what else the machine does meanwhile, for the lines")
+
+
+def about_stores(beside: str | None) -> dict[str, Any]:
+    """Returns what ``provenance`` does, with the versions of the stores' packages and what runs ``beside``."""
+    about: dict[str, Any] = provenance()
+    for package in STORE_PACKAGES:
+        try:
+            about["environment"]["versions"][package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            about["environment"]["versions"][package] = None
+    about["environment"]["beside"] = beside
+    return about
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -6,10 +6,12 @@ documents that only the store has, one request at a time. Each is asked twice ab
 slow when it is first used. The faster round counts.
 
     python bench/shared_servers.py --output-file bench/results/shared_servers.jsonl
-    python bench/shared_servers.py --stores none shm file s3://BUCKET/PREFIX --sessions 16 --rounds 3
+    python bench/shared_servers.py --stores none shm file disk s3://BUCKET/PREFIX mooncake://HOST:PORT --rounds 3
 
 Prints a JSON line for each store and round. ``one`` is one server with twice the pool and twice the host tier;
-``none`` are two servers without a store. ``shm`` and ``file`` are in ``/dev/shm``, and removed afterwards.
+``none`` are two servers without a store. ``shm`` and ``file`` are in ``/dev/shm``, ``disk`` is a folder in the
+system's folder for temporary files, read from the kernel's page cache mostly; all three are removed afterwards. A
+store that is given by its URL gets pages under another prefix in each round, and keeps them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import itertools
 import os
 import re
 import shutil
+import tempfile
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -28,10 +31,9 @@ from statistics import median
 from typing import Any
 
 import msgspec
-from result_lines import report, script_parser
+from result_lines import about_stores, add_beside_flag, report, script_parser
 
 from radixkv.client.http import HTTPClient
-from radixkv.lab.bench.environment import provenance
 from radixkv.lab.bench.load.arrivals import Load
 from radixkv.lab.bench.load.client import OpenAIClient
 from radixkv.lab.bench.load.generator import LoadGenerator
@@ -43,6 +45,7 @@ from radixkv.processes.server_process import running_server
 
 NAME = "radixkv-bench"
 SHARED = Path("/dev/shm")
+DISK = Path(tempfile.gettempdir())
 DOCUMENT_TOKENS = 1168
 N_DOCUMENTS = 8
 MIB = 1 << 20
@@ -68,14 +71,19 @@ def store_url(store: str, n_bytes: int) -> str | None:
     """Returns the ``--cache-url`` of a store; None: there is none."""
     if store in ("one", "none"):
         return None
-    known = {"shm": f"shm://{NAME}?size={n_bytes}", "file": f"file://{SHARED}/{NAME}"}
-    return known.get(store, store)
+    known = {
+        "shm": f"shm://{NAME}?size={n_bytes}",
+        "file": f"file://{SHARED / NAME}",
+        "disk": f"file://{DISK / NAME}",
+    }
+    return known.get(store) or f"{store.rstrip('/')}/{NAME}-{time.time_ns()}"
 
 
 def remove_stores() -> None:
-    """Removes what ``shm`` and ``file`` leave."""
+    """Removes what ``shm``, ``file`` and ``disk`` leave."""
     (SHARED / f"radixkv-{os.getuid()}-{NAME}").unlink(missing_ok=True)
-    shutil.rmtree(SHARED / NAME, ignore_errors=True)
+    for folder in (SHARED, DISK):
+        shutil.rmtree(folder / NAME, ignore_errors=True)
 
 
 def flags(args: argparse.Namespace, store: str, *, factor: int = 1, pool_tokens: int | None = None) -> list[str]:
@@ -189,6 +197,7 @@ async def run_hits(args: argparse.Namespace, store: str, seed: int) -> dict[str,
 async def main() -> None:
     """Measures the stores in turn, as often as asked."""
     parser = script_parser(__doc__)
+    add_beside_flag(parser)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--stores", nargs="+", default=["one", "none", "shm", "file"], metavar="STORE")
     parser.add_argument("--modes", nargs="+", choices=("agents", "hits"), default=["agents", "hits"])
@@ -201,8 +210,9 @@ async def main() -> None:
     parser.add_argument("--shots", type=int, default=6)
     parser.add_argument("--concurrency", type=int, default=4)
     args = parser.parse_args()
-    about = provenance()
-    settings = {name: value for name, value in vars(args).items() if name not in ("output_file", "stores", "modes")}
+    about = about_stores(args.beside)
+    left_out = ("output_file", "stores", "modes", "beside")
+    settings = {name: value for name, value in vars(args).items() if name not in left_out}
     for seed, store, mode in itertools.product(range(1, args.rounds + 1), args.stores, args.modes):
         if mode == "hits" and store in ("one", "none"):
             continue

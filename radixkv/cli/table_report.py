@@ -35,8 +35,7 @@ class Choice(msgspec.Struct):
     shared: int
     own: int
     table: list[Page]
-    loading: int = 0
-    loading_from: str | None = None
+    waits_for: str | None = None
     freed: int = 0
     skipped: int = 0
     window_pages: int = 0
@@ -78,13 +77,13 @@ def table_lines(response: TablesResponse) -> list[str]:
 
 
 def _summary(choice: Choice) -> str:
-    parts = [
-        f"{_count(choice.tokens, 'token')}, {choice.prompt_tokens:,} of the prompt",
+    parts = [f"{_count(choice.tokens, 'token')}, {choice.prompt_tokens:,} of the prompt"]
+    if choice.waits_for is not None:
+        parts.append(f"it waits for {choice.waits_for}")
+    parts.append(
         f"{_count(choice.pages, 'page')}: {choice.in_tree:,} in the tree, {choice.shared:,} of these shared "
-        f"with other block tables, {choice.own:,} own",
-    ]
-    if choice.loading_from is not None:
-        parts.append(f"{choice.loading:,} coming from {choice.loading_from}")
+        f"with other block tables, {choice.own:,} own"
+    )
     if choice.freed:
         parts.append(f"{choice.freed:,} freed")
     if choice.skipped:

@@ -33,8 +33,8 @@ _MAX_INVOCATIONS = 1023
 """Most invocations in a prefix to invalidate. Each takes milliseconds of the loop where it is long and on disk."""
 
 
-class Place(NamedTuple):
-    """Where a prompt is in the tree, and what computes it."""
+class PromptKey(NamedTuple):
+    """What the tree knows a prompt by, and what computes it."""
 
     namespace: Namespace
     key: bytes
@@ -91,7 +91,7 @@ class Intake:
         check_ids(sampling.stop_token_ids, self._ready.vocab_size, "stop_token_ids")
         check_ids(sampling.logit_bias, self._ready.vocab_size, "logit_bias")
         self._check_priority(message)
-        namespace, key, adapter = self.place(message.namespace, message.tokens)
+        namespace, key, adapter = self.prompt_key(message.namespace, message.tokens)
         max_tokens = 1 if message.pooling is not None else self._max_tokens(n_prompt, sampling.max_tokens)
         if message.pooling is not None:
             self._check_pooling(message, message.pooling)
@@ -148,20 +148,20 @@ class Intake:
             raise _not_loaded(adapter)
         return self._without_adapter(asked)._replace(adapter="" if adapter in self._marks else adapter)
 
-    def place(self, asked: CacheNamespace, tokens: bytes) -> Place:
-        """Returns where a prompt is in the tree. O(tokens) for an activated LoRA.
+    def prompt_key(self, asked: CacheNamespace, tokens: bytes) -> PromptKey:
+        """Returns what the tree knows a sender's prompt by, and what computes it. O(tokens) for an activated LoRA.
 
         Raises:
             InvalidRequest: as for ``namespace``.
         """
         namespace, adapter = self.namespace(asked), asked.adapter
         if adapter not in self._marks:
-            return Place(namespace, tokens, ActiveAdapter(adapter))
+            return PromptKey(namespace, tokens, ActiveAdapter(adapter))
         key, position = self._marks.key(adapter, tokens)
         if position is None:
-            return Place(namespace, key, NO_ADAPTER)
+            return PromptKey(namespace, key, NO_ADAPTER)
         token = tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES]
-        return Place(namespace, key, ActiveAdapter(adapter, position, token))
+        return PromptKey(namespace, key, ActiveAdapter(adapter, position, token))
 
     def prefixes(self, message: Invalidate, tokens: bytes) -> Iterator[tuple[Namespace, bytes]]:
         """Yields the prefixes of keys that an invalidation means, which may be those of all adapters so far.

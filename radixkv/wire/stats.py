@@ -26,8 +26,12 @@ class HostStats(msgspec.Struct, frozen=True):
     """Time of the copies to the device, each alone: ``pages_loaded_total * page_bytes`` by it is the rate."""
     store_seconds: float
     copies_failed_total: int
-    hits_computed_total: int
-    """Admissions of prompts that compute tokens which the tier has, because loading them would take longer."""
+    loads_declined_total: int
+    """Times that a prompt was computed rather than loaded from the tier, because that is faster."""
+    fetches_declined_total: int
+    """Times that it was not fetched from disk or a shared store into the tier."""
+    lookups_declined_total: int
+    """Times that it was not looked up in a shared store."""
     load_seconds_per_token: float | None
     """Moving average; None before the first copy. As ``compute_seconds_per_token``."""
     compute_seconds_per_token: float | None

@@ -13,6 +13,10 @@ PageKind: TypeAlias = Literal["tree", "own", "freed", "loading"]
 lies behind all windows or the request's ``kv_budget`` asks for it, or one that waits for its copy from a lower
 tier."""
 
+LoadStage: TypeAlias = Literal["lookup", "fetch", "copy", "copied"]
+"""What a loading request waits for: that a shared store says which pages it has, that pages are read into the host
+tier, that they are copied to the device, or, once they are there, its turn."""
+
 
 class GetTables(msgspec.Struct, frozen=True, tag=True):
     """Asks for the block tables of running requests. Answered by ``Tabled``; changes nothing."""
@@ -71,6 +75,8 @@ class ChoiceTable(msgspec.Struct, frozen=True):
     """Entries that wait for their copy from ``loading_from``."""
     loading_from: Tier | None = None
     """The tier that a copy is under way from, or that is asked for pages; None without one."""
+    load_stage: LoadStage | None = None
+    """What the request waits for while it loads; None if it does not."""
     n_window_pages: int = 0
     """Pages of the layers with windows, where these have pages of their own."""
     n_replaced: int = 0

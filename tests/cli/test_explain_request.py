@@ -59,12 +59,14 @@ def test_columns_and_counts_that_apply_follow(fake: FakeServer, capsys: pytest.C
         page(1, 8, kind="loading", references=1, tier="host", slot=21),
         page(2, 9, state_slot=6, window_page=2),
     ]
-    more = {"loading": 1, "loading_from": "host", "freed": 1, "window_pages": 1, "pages": 5}
+    waits_for = "1 page to be copied from the host tier to the device"
+    more = {"waits_for": waits_for, "freed": 1, "window_pages": 1, "pages": 5}
     lines = shown(
         fake, capsys, choice(table=table, **more), choice(index=1, phase="following", table=[]), replica=1
     )
     assert lines[0] == "request 1&2 in replica 1, 16 tokens a page"
-    assert "1 coming from host; 1 freed; 1 window page" in lines[1]
+    assert f"; it waits for {waits_for}; " in lines[1]
+    assert "; 1 freed; 1 window page" in lines[1]
     assert lines[2].split() == (
         "logical physical filled references tier page host slot window page state slot".split()
     )

@@ -394,8 +394,10 @@ def _change_rows(patch: pytest.MonkeyPatch, change: Callable[[Row], Row]) -> Non
 
 def ignore_the_mark(patch: pytest.MonkeyPatch) -> None:
     """The tree takes pages of the adapter for the model's."""
-    place = Intake.place
-    patch.setattr(Intake, "place", lambda self, message, tokens: place(self, message, tokens)._replace(key=tokens))
+    key = Intake.prompt_key
+    patch.setattr(
+        Intake, "prompt_key", lambda self, message, tokens: key(self, message, tokens)._replace(key=tokens)
+    )
 
 
 def give_all_adapters_one_mark(patch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def keep_a_load_of_what_was_invalidated(patch: Patch) -> None:
     end_load = HostTier._end_load
 
     def mutant(self: HostTier, load: HostLoad, finished: FinishedTransfer) -> None:
-        source, load.place = load.place, self.host.open(load.namespace, b"", is_use=False)
+        source, load.lower = load.lower, self.host.open(load.namespace, b"", is_use=False)
         end_load(self, load, finished)
         self.host.close(source)
 
@@ -129,7 +129,7 @@ def keep_a_fetch_of_what_was_invalidated(patch: Patch) -> None:
     end_load = StorageTier._end_load
 
     def mutant(self: StorageTier, load: Fetch, finished: FinishedTransfer) -> None:
-        load.place.can_commit = True
+        load.lower.can_commit = True
         end_load(self, load, finished)
 
     patch.setattr(StorageTier, "_end_load", mutant)

@@ -11,7 +11,7 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.free_pages import Slabs
 from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.cache.window_table import WindowTable
-from radixkv.runtime.tiers.copied_states import CopiedTails, HeldState, StatePlace
+from radixkv.runtime.tiers.copied_states import CopiedTails, HeldState, ReservedState
 from radixkv.runtime.tiers.tier_link import TierLink
 from radixkv.tree.node import State
 
@@ -140,8 +140,8 @@ def free_the_window_pages_of_a_store_in_flight(patch: Patch) -> None:
 
 
 def copy_one_window_page_too_few(patch: Patch) -> None:
-    pairs = StatePlace.pairs
-    patch.setattr(StatePlace, "pairs", lambda self, source: pairs(self, source)[1:] or pairs(self, source))
+    pairs = ReservedState.pairs
+    patch.setattr(ReservedState, "pairs", lambda self, source: pairs(self, source)[1:] or pairs(self, source))
 
 
 def share_the_window_pages_of_other_entries(patch: Patch) -> None:

@@ -103,6 +103,7 @@ def _choice_fields(table: ChoiceTable, *, with_table: bool) -> dict[str, Any]:
         "skipped": table.n_skipped,
         "loading": table.n_loading,
         "loading_from": table.loading_from,
+        "waits_for": waits_for(table),
         "freed": table.n_freed,
         "window_pages": table.n_window_pages,
         "replaced": table.n_replaced,
@@ -111,6 +112,25 @@ def _choice_fields(table: ChoiceTable, *, with_table: bool) -> dict[str, Any]:
     if table.batch_slot is not None:
         fields["batch_slot"] = table.batch_slot
     return fields | ({"table": [_page_fields(page) for page in table.pages]} if with_table else {})
+
+
+def waits_for(table: ChoiceTable) -> str | None:
+    """Returns what a loading choice waits for, to be read after "it waits for"; None if it does not load."""
+    pages = "pages"
+    if table.n_loading:
+        pages = f"{table.n_loading:,} page{'' if table.n_loading == 1 else 's'}"
+    match table.load_stage:
+        case "lookup":
+            return "the shared store to say which pages of the prompt it has"
+        case "fetch":
+            return f"{pages} to be read from disk or the shared store into the host tier"
+        case "copy":
+            source = "the host tier" if table.loading_from == "host" else "shared memory"
+            return f"{pages} to be copied from {source} to the device"
+        case "copied":
+            return "its turn: the pages that it has waited for are on the device"
+        case None:
+            return None
 
 
 def _page_fields(page: TablePage) -> dict[str, Any]:

@@ -411,7 +411,6 @@ def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
     }
     counters: _Values = {
         "host_prefix_cache_hits": (cache_use.n_loaded, "Part of prefix_cache_hits: loaded from the host tier."),
-        "host_hits_computed": (host.hits_computed_total, "Hits in the host tier that were faster to compute."),
         "host_pages_loaded": (host.pages_loaded_total, "Pages copied from the host tier to the device."),
         "host_pages_loaded_ahead": (
             host.pages_loaded_ahead_total,
@@ -431,6 +430,13 @@ def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
         gauges["host_state_slots"] = host.n_state_slots, "States of recurrent layers that the host tier can hold."
         gauges["host_state_slots_free"] = host.n_state_slots_free, "States that it could take without evicting one."
     yield from _numbers(gauges, counters)
+    declined = {
+        "load": host.loads_declined_total,
+        "fetch": host.fetches_declined_total,
+        "lookup": host.lookups_declined_total,
+    }
+    text = "Loads from the host tier, fetches and lookups that a prompt went without: computing is faster."
+    yield _labelled(CounterMetricFamily, "tier_steps_declined", text, "step", declined)
 
 
 def _disk_families(disk: DiskStats, cache_use: CacheUse) -> Iterator[Metric]:

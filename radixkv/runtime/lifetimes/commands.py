@@ -16,7 +16,7 @@ from radixkv.wire.request_limits import check_ttl
 def pin(intake: Intake, pins: Pins, message: Pin) -> Pinned:
     """Pins a prompt, or ends its pin. O(tokens). Raises ``RequestError``."""
     intake.check_prompt(message.tokens)
-    namespace, key, _ = intake.place(message.namespace, message.tokens)
+    namespace, key, _ = intake.prompt_key(message.namespace, message.tokens)
     check_ttl(message.ttl_s, "ttl")
     pins.check_available("ttl")
     if message.ttl_s:

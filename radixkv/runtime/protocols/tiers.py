@@ -14,6 +14,7 @@ from radixkv.tree.node import Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
 from radixkv.wire.stats import DiskStats, HostStats
+from radixkv.wire.table_messages import LoadStage
 
 if TYPE_CHECKING:
     from radixkv.runtime.request import Request
@@ -57,12 +58,13 @@ class StoredPrefix(NamedTuple):
 class AwaitedPages(NamedTuple):
     """The pages that a loading request waits for."""
 
+    stage: LoadStage
     tier: Tier
     """The tier that they come from."""
     first: int
     """Entry of the request's block table that the first of them has."""
     n_pages: int
-    """How many they are; 0 if they have come, or if the tier is only asked for them."""
+    """How many they are; 0 if they have come, are not counted, or if the tier is only asked for them."""
     slots: Sequence[int] = ()
     """Their slots in the host tier, if they come from there."""
     blocks: BlockTable | None = None

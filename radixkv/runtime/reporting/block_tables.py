@@ -120,7 +120,7 @@ def _choice_table(
         batch_slot=request.batch_slot if request.batch_slot >= 0 else None,
     )
     if awaited is not None:
-        table = replace(table, n_loading=awaited.n_pages, loading_from=awaited.tier)
+        table = replace(table, n_loading=awaited.n_pages, loading_from=awaited.tier, load_stage=awaited.stage)
     if blocks is None:
         return table if awaited is None else replace(table, pages=_without_table(awaited, cache.page_size, shown))
     path = [] if blocks.lease is None else path_to(blocks.lease.node)

@@ -136,7 +136,7 @@ class CacheCommands:
 
     def _explain(self, message: Explain) -> Explained:
         self._intake.check_prompt(message.tokens)
-        namespace, key, _ = self._intake.place(message.namespace, message.tokens)
+        namespace, key, _ = self._intake.prompt_key(message.namespace, message.tokens)
         n_tokens = len(message.tokens) // TOKEN_BYTES
         hits = self._tiers.find(namespace, key)
         if message.namespace.tenant != OPERATOR:
@@ -178,7 +178,7 @@ class CacheCommands:
     def _match(self, message: Match) -> Matched:
         for tokens in message.prompts:
             self._intake.check_prompt(tokens)
-        places = [self._intake.place(message.namespace, tokens) for tokens in message.prompts]
+        keys = [self._intake.prompt_key(message.namespace, tokens) for tokens in message.prompts]
         sender = message.namespace.tenant
         if is_operator := sender == OPERATOR:
             load = count_requests(self._scheduler, self._gate, self._adapters)
@@ -186,7 +186,7 @@ class CacheCommands:
             load = count_requests_of(sender, self._scheduler, self._gate, self._adapters)
         return Matched(
             id=message.id,
-            prompts=tuple(match_tiers(self._scheduler, namespace, key) for namespace, key, _ in places),
+            prompts=tuple(match_tiers(self._scheduler, namespace, key) for namespace, key, _ in keys),
             n_running=load.n_running,
             n_waiting=load.n_waiting,
             n_pages_free=self._cache.n_free if is_operator else None,
@@ -195,7 +195,7 @@ class CacheCommands:
 
     def _stored(self, message: GetStored) -> Stored:
         self._intake.check_prompt(message.tokens)
-        namespace, key, _ = self._intake.place(message.namespace, message.tokens)
+        namespace, key, _ = self._intake.prompt_key(message.namespace, message.tokens)
         return Stored(message.id, *self._tiers.stored(namespace, key))
 
     def _outline(self, message: Outline) -> Outlined:

@@ -26,8 +26,8 @@ class HeldState:
 
 
 @dataclass(slots=True, eq=False)
-class StatePlace:
-    """Where a cache will have a state that a copy brings; nothing finds it before."""
+class ReservedState:
+    """Room in a cache for a state that a copy brings; nothing finds the state before."""
 
     n_tokens: int
     """Position of the state."""
@@ -42,7 +42,7 @@ class StatePlace:
 
     def pairs(self, source: HeldState) -> list[tuple[int, int]]:
         """Returns source and destination of each part that is copied. O(parts)."""
-        return [(source.parts[entry], place) for entry, place in self.parts.items()]
+        return [(source.parts[entry], part) for entry, part in self.parts.items()]
 
 
 class CopiedStates(Protocol):
@@ -67,28 +67,28 @@ class CopiedStates(Protocol):
         """Ends a ``hold``. O(parts)."""
 
     def reserve(
-        self, lease: Lease, n_tokens: int, beside: Sequence[StatePlace] = (), *, spares_waiting: bool = False
-    ) -> StatePlace | None:
+        self, lease: Lease, n_tokens: int, beside: Sequence[ReservedState] = (), *, spares_waiting: bool = False
+    ) -> ReservedState | None:
         """Makes room for a state that is to be copied.
 
         Args:
             lease: on the pages before it that the cache has.
             n_tokens: its position.
-            beside: other places of the same copy, whose window pages may be its own.
+            beside: those of the same copy, whose window pages may be its own.
             spares_waiting: whether pages that an upcoming prompt needs are not evicted for it.
 
         Returns:
             None if there is no room.
         """
 
-    def reserve_unneeded(self, lease: Lease, n_tokens: int) -> StatePlace | None:
+    def reserve_unneeded(self, lease: Lease, n_tokens: int) -> ReservedState | None:
         """Does what ``reserve`` does, where no upcoming prompt needs the room, and no retained prefix."""
 
-    def attach(self, place: StatePlace, lease: Lease) -> State | None:
+    def attach(self, reserved: ReservedState, lease: Lease) -> State | None:
         """Puts a state whose copy has ended into the tree, with ``NodeStates.attach``: returns what that does."""
 
-    def give_back(self, place: StatePlace) -> None:
-        """Gives up a place whose copy has failed or is of no use. O(parts)."""
+    def give_back(self, reserved: ReservedState) -> None:
+        """Gives up the room of a state whose copy has failed or is of no use. O(parts)."""
 
 
 class CopiedSlots(CopiedStates):
@@ -116,33 +116,33 @@ class CopiedSlots(CopiedStates):
         self._states.let_go(held.state)
 
     def reserve(
-        self, lease: Lease, n_tokens: int, beside: Sequence[StatePlace] = (), *, spares_waiting: bool = False
-    ) -> StatePlace | None:
+        self, lease: Lease, n_tokens: int, beside: Sequence[ReservedState] = (), *, spares_waiting: bool = False
+    ) -> ReservedState | None:
         """See ``CopiedStates``."""
-        return self._place(n_tokens, self._states.reserve(lease.namespace))
+        return self._reserved(n_tokens, self._states.reserve(lease.namespace))
 
-    def reserve_unneeded(self, lease: Lease, n_tokens: int) -> StatePlace | None:
+    def reserve_unneeded(self, lease: Lease, n_tokens: int) -> ReservedState | None:
         """See ``CopiedStates``."""
         waiting = self._cache.upcoming_prompts()
-        return self._place(n_tokens, self._cache.tree.reserve_unneeded_state(lease.namespace, waiting))
+        return self._reserved(n_tokens, self._cache.tree.reserve_unneeded_state(lease.namespace, waiting))
 
-    def attach(self, place: StatePlace, lease: Lease) -> State | None:
+    def attach(self, reserved: ReservedState, lease: Lease) -> State | None:
         """See ``CopiedStates``."""
-        return self._states.attach(lease, place.n_tokens, place.slot, is_turn=place.is_turn, is_copy=True)
+        return self._states.attach(lease, reserved.n_tokens, reserved.slot, is_turn=reserved.is_turn, is_copy=True)
 
-    def give_back(self, place: StatePlace) -> None:
+    def give_back(self, reserved: ReservedState) -> None:
         """See ``CopiedStates``."""
-        self._states.give_back(place.slot)
+        self._states.give_back(reserved.slot)
 
-    def _place(self, n_tokens: int, slot: int | None) -> StatePlace | None:
-        return None if slot is None else StatePlace(n_tokens, slot, {self._last_entry(n_tokens): slot})
+    def _reserved(self, n_tokens: int, slot: int | None) -> ReservedState | None:
+        return None if slot is None else ReservedState(n_tokens, slot, {self._last_entry(n_tokens): slot})
 
     def _last_entry(self, n_tokens: int) -> int:
         return n_tokens // self._cache.page_size - 1
 
 
 class CopiedTails(CopiedStates):
-    """Window tails: a place shares the pages that other tails of the sequence have, and only the others are copied.
+    """Window tails: a reserved one shares pages that other tails of the sequence have; only others are copied.
 
     Args:
         cache: has tails.
@@ -166,15 +166,15 @@ class CopiedTails(CopiedStates):
         self._windows.close_copied(held.window)
 
     def reserve(
-        self, lease: Lease, n_tokens: int, beside: Sequence[StatePlace] = (), *, spares_waiting: bool = False
-    ) -> StatePlace | None:
+        self, lease: Lease, n_tokens: int, beside: Sequence[ReservedState] = (), *, spares_waiting: bool = False
+    ) -> ReservedState | None:
         """See ``CopiedStates``."""
         known: dict[int, int] = {}
         for state in self._states.on_path(lease):
             end = state.n_tokens // self._cache.page_size
             known |= dict(enumerate(state.pages, end - len(state.pages)))
-        for place in beside:
-            known |= dict(enumerate(place.window.pages, place.window.first))
+        for one in beside:
+            known |= dict(enumerate(one.window.pages, one.window.first))
         table = self._windows.reserve_tail(self._cache, n_tokens, known, spares_waiting=spares_waiting)
         if table is None:
             return None
@@ -183,24 +183,24 @@ class CopiedTails(CopiedStates):
             self._windows.close_copied(table)
             return None
         copied = {entry: page for entry, page in enumerate(table.pages, table.first) if known.get(entry) != page}
-        return StatePlace(n_tokens, slot, copied, table)
+        return ReservedState(n_tokens, slot, copied, table)
 
-    def reserve_unneeded(self, lease: Lease, n_tokens: int) -> StatePlace | None:
+    def reserve_unneeded(self, lease: Lease, n_tokens: int) -> ReservedState | None:
         """See ``CopiedStates``."""
         return self.reserve(lease, n_tokens, spares_waiting=True)
 
-    def attach(self, place: StatePlace, lease: Lease) -> State | None:
+    def attach(self, reserved: ReservedState, lease: Lease) -> State | None:
         """See ``CopiedStates``."""
-        state = self._states.attach(lease, place.n_tokens, place.slot, is_turn=place.is_turn, is_copy=True)
+        state = self._states.attach(lease, reserved.n_tokens, reserved.slot, is_turn=reserved.is_turn, is_copy=True)
         if state is not None and not state.pages:
-            self._windows.keep(place.window, state)
-        self._windows.close_copied(place.window)
+            self._windows.keep(reserved.window, state)
+        self._windows.close_copied(reserved.window)
         return state
 
-    def give_back(self, place: StatePlace) -> None:
+    def give_back(self, reserved: ReservedState) -> None:
         """See ``CopiedStates``."""
-        self._states.give_back(place.slot)
-        self._windows.close_copied(place.window)
+        self._states.give_back(reserved.slot)
+        self._windows.close_copied(reserved.window)
 
 
 def copied_states(cache: PageCache, n_state_pages: int) -> CopiedStates | None:

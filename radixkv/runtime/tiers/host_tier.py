@@ -12,7 +12,7 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.protocols.tiers import StoredPrefix
 from radixkv.runtime.step.page_copier import PageCopier
-from radixkv.runtime.tiers.copied_states import CopiedStates, StatePlace, copied_states
+from radixkv.runtime.tiers.copied_states import CopiedStates, ReservedState, copied_states
 from radixkv.runtime.tiers.load_choice import CachedPrefixes, LoadChoice
 from radixkv.runtime.tiers.storage_tier import Fetch, LentPages, Lookup, StorageTier
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
@@ -29,7 +29,7 @@ MAX_STORED_BYTES = 512 << 20
 class HostLoad(Load[BlockTable]):
     """A load from the host tier to the device, or from what is behind it and is lent.
 
-    Its place is a lease on the host tier's pages of the same tokens.
+    ``lower`` is a lease on the host tier's pages of the same tokens.
     """
 
     lent: LentPages | None = None
@@ -40,7 +40,7 @@ class HostLoad(Load[BlockTable]):
     @property
     def is_found(self) -> bool:
         """See ``Load``."""
-        return self.place.can_commit and (self.lent is None or self.lent.can_commit)
+        return self.lower.can_commit and (self.lent is None or self.lent.can_commit)
 
 
 @dataclass(slots=True, eq=False)
@@ -208,13 +208,13 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             return None
         if not self.choice.should_load(best):
             if not is_ahead:
-                self.choice.count_fetch(is_declined=True)
+                self.choice.decline("fetch")
             return None
         fetch = self.disk.begin_fetch(
             namespace, tokens, best.n_disk, best.n_device, with_all.n_disk, is_ahead=is_ahead
         )
         if fetch is not None:
-            self.choice.count_fetch(is_declined=False)
+            self.choice.take("fetch")
         return fetch
 
     def _look_up(
@@ -239,11 +239,11 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         hoped = known._replace(n_disk=n_all, fetch_s=self.disk.fetch_s(namespace, tokens, n_memory))
         if not self.choice.should_look_up(hoped, known):
             if not is_ahead:
-                self.choice.count_lookup(is_declined=True)
+                self.choice.decline("lookup")
             return None
         lookup = self.disk.look_up(namespace, tokens, known.n_host)
         if lookup is not None:
-            self.choice.count_lookup(is_declined=False)
+            self.choice.take("lookup")
         return lookup
 
     def n_lendable(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> int:
@@ -313,14 +313,14 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         reserve = (
             partial(self.device.reserve_unneeded, ahead_of=ahead_of) if is_ahead else self.device.reserve_copied
         )
-        place = None
+        reserved = None
         if has_room and source.state is not None:
             states = self.upper_states
             assert states is not None
             assert blocks.lease is not None
             reserve_state = states.reserve_unneeded if is_ahead else states.reserve
-            place = reserve_state(blocks.lease, source.state.n_tokens)
-        has_more = last > first if self.upper_states is None else place is not None
+            reserved = reserve_state(blocks.lease, source.state.n_tokens)
+        has_more = last > first if self.upper_states is None else reserved is not None
         lent, n_memory = None, max(first, source.n_leased)
         may_begin = has_more and has_room and reserve(blocks, last)
         if may_begin and last > n_memory and self.disk is not None:
@@ -329,15 +329,15 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             )
             may_begin = lent is not None
         if not may_begin:
-            if place is not None and self.upper_states is not None:
-                self.upper_states.give_back(place)
+            if reserved is not None and self.upper_states is not None:
+                self.upper_states.give_back(reserved)
             self.host.close(source)
             self.device.close(blocks)
             return None
         if not is_ahead:
             self.host.count_hit(source)
             self.device.count_hit(blocks)
-        self.choice.count_load(is_declined=False)
+        self.choice.take("load")
         pages = blocks.pages[first:last]
         tokens = tokens[: last * page_size * TOKEN_BYTES]
         load = HostLoad(
@@ -354,14 +354,14 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         if lent is not None:
             slots += [self.copier.n_slots + slot for slot in lent.slots]
         pairs = []
-        if source.state is not None and place is not None:
+        if source.state is not None and reserved is not None:
             assert self.host_states is not None
             assert self.host.tree.states is not None
             held = self.host_states.hold(source.state)
-            pairs = place.pairs(held)
+            pairs = reserved.pairs(held)
             self.host_states.let_go(held)  # the lease's block table holds it
-            place.is_turn = source.state.is_turn
-            load.state = place
+            reserved.is_turn = source.state.is_turn
+            load.state = reserved
             load.n_more = len(pairs) * self.host_states.pages_per_part
             self.host.tree.states.use(source.state)
         self._loads[self.copier.load(slots, pages, pairs)] = load
@@ -436,7 +436,9 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             load_seconds=self.counters.load_seconds,
             store_seconds=self.counters.store_seconds,
             copies_failed_total=self.counters.n_failed,
-            hits_computed_total=self.choice.n_hits_computed,
+            loads_declined_total=self.choice.n_declined["load"],
+            fetches_declined_total=self.choice.n_declined["fetch"],
+            lookups_declined_total=self.choice.n_declined["lookup"],
             load_seconds_per_token=self.choice.cost.load_s_per_token,
             compute_seconds_per_token=self.choice.cost.compute_s_per_token,
             n_state_slots=self.copier.n_state_slots,
@@ -448,8 +450,8 @@ class HostTier(TierLink[BlockTable, HostLoad]):
     def check(self) -> None:
         """Checks that every host slot is in exactly one place. O(slots). Raises ``InvariantError``."""
         of_disk = () if self.disk is None else self.disk.block_tables()
-        loading = (load.place for load in self._loads.values())
-        storing = (store.place for store in self._stores.values())
+        loading = (load.lower for load in self._loads.values())
+        storing = (store.lower for store in self._stores.values())
         self.host.check([*of_disk, *loading, *storing])
 
     def descriptors(self) -> list[int]:
@@ -492,49 +494,49 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         tokens = offer.tokens
         if self.host.tree.states is not None:
             tokens = tokens[: len(pages) * self.host.page_size * TOKEN_BYTES]
-        place = self.host.open(offer.namespace, tokens, is_hit=False, needs_state=False)
-        first = place.n_leased
+        lower = self.host.open(offer.namespace, tokens, is_hit=False, needs_state=False)
+        first = lower.n_leased
         n_missing = len(pages) - first
         is_being_stored = n_missing > 0 and pages[first] in self._pages_in_store
         n_needed = n_missing + (0 if self.host_states is None else self.host_states.max_pages_lost)
         if is_being_stored or (self._is_growing and n_needed > max(0, self.host.n_available_to(offer.namespace))):
-            return place, first, None
+            return lower, first, None
         if (states := self.host_states) is not None:
             n_available = self.host.n_available_to(offer.namespace)
             if states.n_pages_with(n_missing) > n_available:
-                return place, first, 0  # they are stored as a whole or not at all: none is evicted for some of them
+                return lower, first, 0  # they are stored as a whole or not at all: none is evicted for some of them
         n_pages = self.host.evict_unneeded(offer.namespace, n_missing)
-        has_room = self.host.reserve_copied(place, first + n_pages)
+        has_room = self.host.reserve_copied(lower, first + n_pages)
         assert has_room, "the host tier has fewer slots than it counts as available"
-        return place, first, n_pages
+        return lower, first, n_pages
 
     def _begin_store(self, store: Store[BlockTable]) -> int:
         self._pages_in_store.update(store.pages)
         states = []
-        for source, place in store.states:
-            assert place is not None
-            states += [(slot, of_device) for of_device, slot in place.pairs(source)]
-        return self.copier.store(store.pages, store.place.pages[store.place.n_leased :], states)
+        for source, reserved in store.states:
+            assert reserved is not None
+            states += [(slot, of_device) for of_device, slot in reserved.pairs(source)]
+        return self.copier.store(store.pages, store.lower.pages[store.lower.n_leased :], states)
 
     def _reserve(self, store: Store[BlockTable], states: Sequence[State]) -> None:
         """See ``TierLink``. Where the host tier has all window pages of the tails, these are made at once."""
-        lease, of_device, in_host = store.place.lease, self.upper_states, self.host_states
+        lease, of_device, in_host = store.lower.lease, self.upper_states, self.host_states
         nodes = self.host.tree.states
         assert lease is not None
         assert of_device is not None
         assert in_host is not None
         assert nodes is not None
         known = {state.n_tokens for state in nodes.on_path(lease)}
-        places: list[StatePlace] = []
+        all_reserved: list[ReservedState] = []
         for state in states:
             if state.n_tokens not in known:
-                place = in_host.reserve(lease, state.n_tokens, places, spares_waiting=True)
-                if place is None:
+                reserved = in_host.reserve(lease, state.n_tokens, all_reserved, spares_waiting=True)
+                if reserved is None:
                     break
-                place.is_turn = state.is_turn
-                places.append(place)
-                store.states.append(StateCopy(of_device.hold(state), place))
-        store.n_more = sum(len(place.parts) for place in places) * in_host.pages_per_part
+                reserved.is_turn = state.is_turn
+                all_reserved.append(reserved)
+                store.states.append(StateCopy(of_device.hold(state), reserved))
+        store.n_more = sum(len(reserved.parts) for reserved in all_reserved) * in_host.pages_per_part
         if not store.n_pages:
             for copy in store.states:
                 self._offer_to_disk(store, self._attach_stored(store, copy, is_stored=True))
@@ -547,8 +549,8 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         if finished.n_pages:
             self.choice.cost.add_store(finished.n_pages * self.device.page_size, finished.seconds)
         if is_stored:
-            self.host.commit_copied(store.place, store.tokens, len(store.tokens) // TOKEN_BYTES)
-            is_stored = store.place.can_commit
+            self.host.commit_copied(store.lower, store.tokens, len(store.tokens) // TOKEN_BYTES)
+            is_stored = store.lower.can_commit
         offered = [bytes(store.tokens)]
         if store.states:
             offered = [self._attach_stored(store, state, is_stored=is_stored) for state in store.states]
@@ -562,14 +564,14 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             self.disk.offer(store.offer.namespace, tokens)
 
     def _attach_stored(self, store: Store[BlockTable], copy: StateCopy, *, is_stored: bool) -> bytes:
-        """Puts a stored state into the host tier's tree, or frees its place; returns what to offer to the disk."""
-        state, place, in_host = copy.source.state, copy.place, self.host_states
-        assert place is not None
+        """Puts a stored state into the host tier's tree, or frees its room; returns what to offer to the disk."""
+        state, reserved, in_host = copy.source.state, copy.reserved, self.host_states
+        assert reserved is not None
         assert in_host is not None
-        if is_stored and store.place.lease is not None:
-            in_host.attach(place, store.place.lease)
+        if is_stored and store.lower.lease is not None:
+            in_host.attach(reserved, store.lower.lease)
         else:
-            in_host.give_back(place)
+            in_host.give_back(reserved)
         return bytes(store.tokens[: state.n_tokens * TOKEN_BYTES])
 
     def _take_load(self, load: HostLoad, finished: FinishedTransfer) -> None:
@@ -580,17 +582,17 @@ class HostTier(TierLink[BlockTable, HostLoad]):
             self.disk.take_back(load.lent, n_lent, finished.seconds * n_lent / load.n_pages)
             load.n_lent = n_lent * self.device.page_size
             load.lent = None
-        self.host.close(load.place)
+        self.host.close(load.lower)
 
-    def _close(self, blocks: BlockTable, place: BlockTable, namespace: Namespace, tokens: bytes) -> None:
+    def _close(self, blocks: BlockTable, lower: BlockTable, namespace: Namespace, tokens: bytes) -> None:
         """See ``TierLink``.
 
-        Closing the place counts as a use of its slots, which ends their demotion: what is demoted on the device is
-        demoted there again.
+        Closing the lower pages counts as a use of their slots, which ends their demotion: what is demoted on the
+        device is demoted there again.
         """
         n_demoted = 0 if blocks.lease is None else self.device.tree.demotions.n_at_end(blocks.lease)
         n_kept = len(blocks.pages) - n_demoted
-        self.host.close(place)
+        self.host.close(lower)
         self.device.close(blocks)
         if n_demoted:
             self.host.tree.demotions.add(namespace, tokens, n_kept * self.device.page_size)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.settings.config import LoadPolicy
 
 _MAX_DECLINED = 32
-"""After this many prompts that were computed because that was faster, one is loaded anyway, to measure the rate
-anew. Fetches and lookups have counts of their own with this limit."""
+"""After a step was declined so often because computing was faster, it is taken anyway, to measure it anew."""
+
+Step: TypeAlias = Literal["load", "fetch", "lookup"]
+"""What a prompt may wait for: a load from the host tier, a fetch from storage, or a lookup in a shared store."""
 
 
 class CachedPrefixes(NamedTuple):
@@ -46,22 +49,19 @@ class LoadChoice:
 
     policy: LoadPolicy = "auto"
     cost: LoadCost = field(default_factory=LoadCost)
-    n_hits_computed: int = 0
-    """Admissions that compute tokens which the host tier has, because loading them would take longer."""
-    _n_loads_declined: int = 0
-    """Prompts computed since the last load because that is faster."""
-    _n_fetches_declined: int = 0
-    """Prompts that were not fetched from disk since the last fetch because computing is faster."""
-    _n_lookups_declined: int = 0
-    """Prompts that were not looked up in a shared store since the last lookup, because that takes longer."""
+    n_declined: Counter[Step] = field(default_factory=Counter)
+    """How often each step was declined for a prompt whose turn it was."""
+    _n_in_a_row: Counter[Step] = field(default_factory=Counter)
+    """How often each step was declined since it was last taken."""
 
     def should_load(self, cached: CachedPrefixes) -> bool:
         """Returns whether to load what other tiers have beyond the device, rather than compute it. O(1)."""
         n_host, n_disk = cached.n_beyond_device, cached.n_beyond_host
         if not n_host + n_disk or self.policy == "never":
             return False
-        n_declined = self._n_fetches_declined if n_disk else self._n_loads_declined
-        return self._loads_anyway(n_declined) or self.cost.is_load_faster(n_host, n_disk, cached.fetch_s)
+        return self._is_due("fetch" if n_disk else "load") or self.cost.is_load_faster(
+            n_host, n_disk, cached.fetch_s
+        )
 
     def best(self, choices: Sequence[CachedPrefixes]) -> CachedPrefixes:
         """Returns the one of several ends of a fetch that gains most. O(choices).
@@ -69,7 +69,7 @@ class LoadChoice:
         Args:
             choices: the longest first.
         """
-        if self._loads_anyway(self._n_fetches_declined):
+        if self._is_due("fetch"):
             return choices[0]
         return max(choices, key=self._gain_s)
 
@@ -82,28 +82,24 @@ class LoadChoice:
         """
         if self.policy == "never":
             return False
-        if self._loads_anyway(self._n_lookups_declined):
+        if self._is_due("lookup"):
             return True
         hoped = hoped._replace(fetch_s=hoped.fetch_s + self.cost.look_up_s)
         is_faster = self.cost.is_load_faster(hoped.n_beyond_device, hoped.n_beyond_host, hoped.fetch_s)
         return is_faster and self._gain_s(hoped) >= self._gain_s(known)
 
-    def count_load(self, *, is_declined: bool) -> None:
-        """Counts a prompt that is loaded, or computed because that is faster. O(1)."""
-        self.n_hits_computed += is_declined
-        self._n_loads_declined = self._n_loads_declined + 1 if is_declined else 0
+    def take(self, step: Step) -> None:
+        """Notes that a step is taken. O(1)."""
+        self._n_in_a_row[step] = 0
 
-    def count_fetch(self, *, is_declined: bool) -> None:
-        """Counts a prompt that is fetched, or not because computing it is faster. O(1)."""
-        self._n_fetches_declined = self._n_fetches_declined + 1 if is_declined else 0
+    def decline(self, step: Step) -> None:
+        """Counts a step that a prompt goes without: computing is faster, or the policy is ``never``. O(1)."""
+        self._n_in_a_row[step] += 1
+        self.n_declined[step] += 1
 
-    def count_lookup(self, *, is_declined: bool) -> None:
-        """Counts a prompt that is looked up, or not because that takes longer. O(1)."""
-        self._n_lookups_declined = self._n_lookups_declined + 1 if is_declined else 0
-
-    def _loads_anyway(self, n_declined: int) -> bool:
-        """Whether to load even if computing is faster, after ``n_declined`` prompts for which it was."""
-        return self.policy == "always" or n_declined >= _MAX_DECLINED
+    def _is_due(self, step: Step) -> bool:
+        """Whether to take a step even if computing is faster."""
+        return self.policy == "always" or self._n_in_a_row[step] >= _MAX_DECLINED
 
     def _gain_s(self, cached: CachedPrefixes) -> float:
         return self.cost.gain_s(cached.n_beyond_device + cached.n_beyond_host, cached.fetch_s)

@@ -22,6 +22,7 @@ from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
 from radixkv.wire.stats import DiskStats, HostStats
+from radixkv.wire.table_messages import LoadStage
 
 _OFFERED_TOKENS = 256
 """A decoding request offers its new pages whenever it has this many new tokens, so a preemption loses fewer."""
@@ -174,21 +175,27 @@ class MemoryTiers(Tiers):
         if loading is not None:
             load = loading.load
             first = load.start // page_size
+            if load.is_done:
+                return AwaitedPages("copied", "host", first, 0, blocks=load.blocks)
             if load.lent is not None:
-                return AwaitedPages("storage", first, len(load.pages), blocks=load.blocks)
-            slots = () if load.is_done else load.place.pages[first : first + len(load.pages)]
-            return AwaitedPages("host", first, len(slots), slots, load.blocks)
+                return AwaitedPages("copy", "storage", first, len(load.pages), blocks=load.blocks)
+            slots = load.lower.pages[first : first + len(load.pages)]
+            return AwaitedPages("copy", "host", first, len(slots), slots, load.blocks)
         copy = self._joined[request]
-        if isinstance(copy, Lookup) or not are_counted:
-            return AwaitedPages("storage" if isinstance(copy, Lookup | Fetch) else "host", 0, 0)
+        if isinstance(copy, Lookup):
+            return AwaitedPages("lookup", "storage", 0, 0)
+        stage: LoadStage = "fetch" if isinstance(copy, Fetch) else "copy"
+        is_in_host = isinstance(copy, HostLoad) and copy.lent is None
+        if not are_counted:
+            return AwaitedPages(stage, "host" if is_in_host else "storage", 0, 0)
         first, last = (
             copy.start // page_size,
             n_common_tokens(bytes(request.known_key), bytes(copy.tokens)) // page_size,
         )
         if isinstance(copy, Fetch) or copy.lent is not None:
-            return AwaitedPages("storage", first, max(0, last - first))
-        slots = copy.place.pages[first:last]
-        return AwaitedPages("host", first, len(slots), slots)
+            return AwaitedPages(stage, "storage", first, max(0, last - first))
+        slots = copy.lower.pages[first:last]
+        return AwaitedPages(stage, "host", first, len(slots), slots)
 
     def begin(self, request: Request, n_available: int) -> bool:
         """Starts to load what a waiting request needs from the host tier, or joins such a load.
@@ -226,7 +233,7 @@ class MemoryTiers(Tiers):
             return True
         if not host_tier.choice.should_load(cached):
             if cached.n_beyond_device:
-                host_tier.choice.count_load(is_declined=True)
+                host_tier.choice.decline("load")
             return False
         return self._begin_load(request, cached, n_available)
 

@@ -14,7 +14,7 @@ from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.spared_pages import SparedPages
 from radixkv.runtime.tiers.storage_changes import StorageChanges
 from radixkv.runtime.tiers.stored_states import StoredStates
-from radixkv.runtime.tiers.stores.joined_store import JoinedStore, StorePlace
+from radixkv.runtime.tiers.stores.joined_store import JoinedStore, MemberStore
 from radixkv.runtime.tiers.stores.page_keys import KeyChain, namespace_key
 from radixkv.runtime.tiers.stores.page_lender import PageLender
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore
@@ -74,7 +74,7 @@ class Fetch(Load[StoredPages]):
     @property
     def may_be_joined(self) -> bool:
         """See ``Load``."""
-        return self.blocks.can_commit and self.place.can_commit
+        return self.blocks.can_commit and self.lower.can_commit
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +164,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         return [self._n_known(keys, 0, store) * self.host.page_size for store in self.stores]
 
     def fetchable(self, namespace: Namespace, tokens: bytes, n_host: int, n_memory: int) -> list[Fetchable]:
-        """Returns what can be fetched of a prompt: up to each change of the place that gives the pages, and all.
+        """Returns what can be fetched of a prompt: up to each change of the store that gives the pages, and all.
 
         O(tokens); O(1) if there is no page in the stores.
 
@@ -218,8 +218,8 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         """
         page_size = self.host.page_size
         keys = self._chain.keys(namespace, tokens)[n_memory // page_size : n_tokens // page_size]
-        places = self.store.places
-        return page_size * sum(places[one].store.health is not None for one in self.store.sources(keys))
+        members = self.store.members
+        return page_size * sum(members[one].store.health is not None for one in self.store.sources(keys))
 
     def look_up(self, namespace: Namespace, tokens: bytes, n_host: int) -> Lookup | None:
         """Asks a store that servers share for what it is not known to have of a prompt. O(tokens).
@@ -302,11 +302,11 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             self.host.close(blocks)
             return None
         tokens = tokens[: last * page_size * TOKEN_BYTES]
-        place = StoredPages(self._chain.keys(namespace, tokens))
+        lower = StoredPages(self._chain.keys(namespace, tokens))
         parts = {} if state is None else state.parts
         n_more = 0 if states is None else len(parts) * states.pages_per_part
         pages = blocks.pages[first:last]
-        fetch = Fetch(namespace, bytearray(tokens), blocks, place, first * page_size, pages, state, n_more)
+        fetch = Fetch(namespace, bytearray(tokens), blocks, lower, first * page_size, pages, state, n_more)
         self._loads[self.store.load(*self._pages(fetch, parts), declined)] = fetch
         return fetch
 
@@ -370,9 +370,9 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         assert self.lender is not None
         self._lent.remove(lent)
         self.lender.give_back(lent.keys, lent.slots)
-        place = next(place for place in self.store.places if place.store is self.lender)
-        place.n_pages_read += n_pages
-        place.read_seconds += seconds
+        member = next(member for member in self.store.members if member.store is self.lender)
+        member.n_pages_read += n_pages
+        member.read_seconds += seconds
         if n_pages:
             self.changes.add_stored(lent.namespace, lent.tokens)
 
@@ -410,7 +410,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         """
         for fetch in self._loads.values():
             if _is_related(fetch, namespace, tokens):
-                fetch.place.can_commit = False
+                fetch.lower.can_commit = False
         for lent in self._lent:
             if _is_related(lent, namespace, tokens):
                 lent.can_commit = False
@@ -432,11 +432,11 @@ class StorageTier(TierLink[StoredPages, Fetch]):
 
     def stats(self) -> tuple[DiskStats | None, DiskStats | None]:
         """Returns the counters and gauges of the disk tier, and those of the shared store. O(1)."""
-        by_kind = {place.store.health is None: self._stats_of(place) for place in self.store.places}
+        by_kind = {member.store.health is None: self._stats_of(member) for member in self.store.members}
         return by_kind.get(True), by_kind.get(False)
 
-    def _stats_of(self, place: StorePlace) -> DiskStats:
-        shared, store = None, place.store
+    def _stats_of(self, member: MemberStore) -> DiskStats:
+        shared, store = None, member.store
         if (health := store.health) is not None:
             shared = SharedStoreStats(
                 is_away=health.is_away,
@@ -447,12 +447,12 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         return DiskStats(
             n_pages=store.n_pages,
             n_bytes=store.n_bytes,
-            pages_fetched_total=place.n_pages_read,
+            pages_fetched_total=member.n_pages_read,
             pages_written_total=store.counts.n_written,
             pages_lost_total=store.counts.n_lost,
-            fetch_seconds=place.read_seconds,
-            write_seconds=place.write_seconds,
-            fetch_seconds_per_token=place.rate.s_per_token,
+            fetch_seconds=member.read_seconds,
+            write_seconds=member.write_seconds,
+            fetch_seconds_per_token=member.rate.s_per_token,
             shared=shared,
         )
 
@@ -477,7 +477,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         assert self._states is not None
         held, keys, are_everywhere = (
             self.upper_states.hold(states[0]),
-            store.place.keys,
+            store.lower.keys,
             self._states.are_everywhere,
         )
         held.parts = {entry: part for entry, part in held.parts.items() if not are_everywhere(keys[entry])}
@@ -493,7 +493,9 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         started = self.store.store(*self._pages(store, parts), max_behind=self._max_behind)
         if started is None:
             return None
-        store.place.has_left_out = not started.are_all_in_time
+        store.lower.has_left_out = not started.are_all_in_time
+        # One that writes nothing itself counts as a page, so that there are not more and more of them.
+        store.n_on_their_way = store.n_pages - max(1, started.n_new)
         return started.ticket
 
     @property
@@ -515,7 +517,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             self._start_store(self._postponed.pop())
 
     def _take_store(self, store: Store[StoredPages], finished: FinishedTransfer) -> bool:
-        if store.place.has_left_out and store.blocks.can_commit:
+        if store.lower.has_left_out and store.blocks.can_commit:
             offer = store.offer._replace(on_stored=None)
             if self._states is None:  # with states each offer has the one at its own end
                 self._postponed.drop_beginnings(offer)
@@ -529,7 +531,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         read = bytes(load.tokens[: (load.start + load.n_tokens) * TOKEN_BYTES])
         copied = [self._chain.keys(load.namespace, read)]
         if load.state is not None and self._states is not None:
-            copied += [self._states.keys.all(load.place.keys[entry]) for entry in load.state.parts]
+            copied += [self._states.keys.all(load.lower.keys[entry]) for entry in load.state.parts]
         if load.n_tokens and any(map(self.store.are_uneven, copied)):
             self.offer(load.namespace, read)  # once the host tier has them
 
@@ -538,9 +540,9 @@ class StorageTier(TierLink[StoredPages, Fetch]):
 
         Args:
             load: the fetch.
-            sources: numbers of the places of its leading pages, with those of its state.
+            sources: numbers of the stores of its leading pages, with those of its state.
         """
-        are_shared = [self.store.places[source].store.health is not None for source in sources]
+        are_shared = [self.store.members[source].store.health is not None for source in sources]
         start = load.start
         for is_shared, run in groupby(are_shared[: load.n_tokens // self.host.page_size]):
             end = start + len(list(run)) * self.host.page_size
@@ -548,19 +550,19 @@ class StorageTier(TierLink[StoredPages, Fetch]):
                 yield start, end
             start = end
 
-    def _close(self, blocks: BlockTable, place: StoredPages, namespace: Namespace, tokens: bytes) -> None:
+    def _close(self, blocks: BlockTable, lower: StoredPages, namespace: Namespace, tokens: bytes) -> None:
         self.host.close(blocks)
 
     def _pages(
         self, copy: Fetch | Store[StoredPages], parts: Mapping[int, int]
     ) -> tuple[list[bytes], bytes, list[memoryview]]:
         """Returns keys, tokens and memory of the pages that are copied, with those of parts of a state."""
-        first = len(copy.place.keys) - len(copy.pages)
-        keys, buffers = copy.place.keys[first:], [self.slot_buffer(slot) for slot in copy.pages]
+        first = len(copy.lower.keys) - len(copy.pages)
+        keys, buffers = copy.lower.keys[first:], [self.slot_buffer(slot) for slot in copy.pages]
         tokens = bytes(copy.tokens[first * self.host.page_size * TOKEN_BYTES :])
         if self._states is None:
             return keys, tokens, buffers
-        more_keys, more_tokens, more_buffers = self._states.pages(copy.place.keys, parts)
+        more_keys, more_tokens, more_buffers = self._states.pages(copy.lower.keys, parts)
         return keys + more_keys, tokens + more_tokens, buffers + more_buffers
 
     def _usable_keys(self, namespace: Namespace, tokens: bytes) -> list[bytes]:

@@ -7,7 +7,7 @@ from functools import partial
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.tiers.copied_states import CopiedStates, StatePlace
+from radixkv.runtime.tiers.copied_states import CopiedStates, ReservedState
 from radixkv.runtime.tiers.stores.joined_store import JoinedStore
 from radixkv.runtime.tiers.stores.page_keys import StateKeys
 from radixkv.runtime.tiers.stores.page_store import PageStore
@@ -72,7 +72,7 @@ class StoredStates:
 
     def reserve(
         self, blocks: BlockTable, keys: Sequence[bytes], n_least: int, n_available: int, *, is_ahead: bool
-    ) -> tuple[int, StatePlace | None]:
+    ) -> tuple[int, ReservedState | None]:
         """Makes room in the host tier for the deepest state of a prompt that fits there with the pages before it.
 
         O(pages), and a question to the stores for each part of states.
@@ -85,7 +85,7 @@ class StoredStates:
             is_ahead: whether room is made only where no upcoming prompt needs it.
 
         Returns:
-            After how many pages the state is, and its place; 0 and None if none fits.
+            After how many pages the state is, and its room; 0 and None if none fits.
         """
         assert blocks.lease is not None
         reserve = self._copied.reserve_unneeded if is_ahead else self._copied.reserve

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.tiers.copied_states import CopiedStates, HeldState, StatePlace
+from radixkv.runtime.tiers.copied_states import CopiedStates, HeldState, ReservedState
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 from radixkv.tree.node import TOKEN_BYTES, Namespace, State
 
@@ -26,15 +26,15 @@ MAX_OFFERS_PER_TURN = 32
 """Offers looked at in one turn, which bounds its length: a batch of requests may offer all its prompts at once."""
 
 
-class Place(Protocol):
-    """Where the lower tier has pages of a sequence. It drops none of them as long as the place is open."""
+class LowerPages(Protocol):
+    """The lower tier's pages of a sequence. It drops none of them as long as they are open."""
 
     @property
     def can_commit(self) -> bool:
-        """Whether the pages can still be found: nothing has removed them since the place was opened."""
+        """Whether the pages can still be found: nothing has removed them since they were opened."""
 
 
-P = TypeVar("P", bound=Place)
+P = TypeVar("P", bound=LowerPages)
 L = TypeVar("L", bound="Load[Any]")
 
 
@@ -101,8 +101,8 @@ class StateCopy(NamedTuple):
 
     source: HeldState
     """What the upper tier has."""
-    place: StatePlace | None
-    """Where the lower tier will have it, if that is a cache."""
+    reserved: ReservedState | None
+    """The room for it in the lower tier, if that is a cache."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,13 +114,15 @@ class Store(Generic[P]):
     """Tokens of the pages that the lower tier will have, from the start of the sequence."""
     blocks: BlockTable
     """Lease on the upper tier's pages."""
-    place: P
+    lower: P
     pages: list[int]
     """Pages of the upper tier that are copied: the last of ``tokens``."""
     states: list[StateCopy] = field(default_factory=list)
     """The upper tier's states that are copied, the deepest first."""
     n_more: int = 0
     """Pages whose bytes these take."""
+    n_on_their_way: int = 0
+    """Pages that other stores were copying when it began, and that count there as being stored."""
 
     @property
     def n_pages(self) -> int:
@@ -137,12 +139,12 @@ class Load(Generic[P]):
     """Tokens of the pages that the upper tier will have, from the start of the sequence."""
     blocks: BlockTable
     """The upper tier's pages. Those after the leased ones belong to the copy until it is done."""
-    place: P
+    lower: P
     start: int
     """Tokens before those that are copied."""
     pages: list[int]
     """Pages of the upper tier to which is copied."""
-    state: StatePlace | None = None
+    state: ReservedState | None = None
     """Where the upper tier will have the state after ``tokens``; None without one, and once the copy is done."""
     n_more: int = 0
     """Pages whose bytes it takes."""
@@ -164,7 +166,7 @@ class Load(Generic[P]):
     @property
     def is_found(self) -> bool:
         """Whether nothing has removed from the lower tier what it copies."""
-        return self.place.can_commit
+        return self.lower.can_commit
 
     @property
     def may_be_joined(self) -> bool:
@@ -317,15 +319,15 @@ class TierLink(ABC, Generic[P, L]):
         if not load.is_wanted:
             self.upper.close(load.blocks)
 
-    def _attach(self, load: L, place: StatePlace) -> None:
+    def _attach(self, load: L, reserved: ReservedState) -> None:
         """Puts the state of a load into the upper tier's tree. Without any state there, the load is lost."""
         states, lease = self.upper_states, load.blocks.lease
         assert states is not None
         assert lease is not None
         if load.is_lost:
-            states.give_back(place)
+            states.give_back(reserved)
         else:
-            state = states.attach(place, lease)
+            state = states.attach(reserved, lease)
             load.is_lost = state is None
             if state is not None and load.is_wanted:
                 self.upper.go_on_from(load.blocks, state)
@@ -335,12 +337,12 @@ class TierLink(ABC, Generic[P, L]):
         self.counters.store_seconds += finished.seconds
         self.counters.n_pages_stored += finished.n_pages
         self.counters.n_failed += finished.n_pages < store.n_pages
-        self._n_pages_in_store -= store.n_pages
+        self._n_pages_in_store -= store.n_pages - store.n_on_their_way
         self._let_go_states(store)
         if self._take_store(store, finished):
             store.offer.report()
         self._resume_postponed()
-        self._close(store.blocks, store.place, store.offer.namespace, bytes(store.tokens))
+        self._close(store.blocks, store.lower, store.offer.namespace, bytes(store.tokens))
 
     def _let_go_states(self, store: Store[P]) -> None:
         if self.upper_states is not None:
@@ -364,20 +366,20 @@ class TierLink(ABC, Generic[P, L]):
         n_computed = 0 if blocks.lease is None else self.upper.tree.n_computed(blocks.lease) // page_size
         if self.upper.tree.states is not None and n_computed < len(blocks.pages):
             n_computed = 0
-        place, first, n_pages = self._make_room(offer, blocks.pages[:n_computed])
+        lower, first, n_pages = self._make_room(offer, blocks.pages[:n_computed])
         if n_pages is not None:
             last = first + n_pages
             tokens = bytearray(offer.tokens[: last * page_size * TOKEN_BYTES])
-            store = Store(offer, tokens, blocks, place, blocks.pages[first:last])
+            store = Store(offer, tokens, blocks, lower, blocks.pages[first:last])
             if self._add_states(store, is_whole=last == n_computed):
                 ticket = self._begin_store(store)
                 if ticket is not None:
-                    self._n_pages_in_store += store.n_pages
+                    self._n_pages_in_store += store.n_pages - store.n_on_their_way
                     self._stores[ticket] = store
                     return
                 self._let_go_states(store)
                 n_pages = None
-        self._close(blocks, place, offer.namespace, offer.tokens)
+        self._close(blocks, lower, offer.namespace, offer.tokens)
         if n_pages is None:
             self._postponed.add(offer)
         else:
@@ -392,8 +394,8 @@ class TierLink(ABC, Generic[P, L]):
             pages: its computed pages in the upper tier, from the start of the sequence.
 
         Returns:
-            A place, to be closed; how many of the pages the lower tier has; for how many of those after them it has
-            room. None: the offer is to be tried again, see ``_resume_postponed``.
+            The lower tier's pages, to be closed; how many of the given ones it has; for how many of those after
+            them it has room. None: the offer is to be tried again, see ``_resume_postponed``.
         """
 
     def _add_states(self, store: Store[P], *, is_whole: bool) -> bool:
@@ -434,8 +436,8 @@ class TierLink(ABC, Generic[P, L]):
 
     @abstractmethod
     def _take_load(self, load: L, finished: FinishedTransfer) -> None:
-        """Takes note of the end of a load, and closes its place. The upper tier gets its pages after that."""
+        """Takes note of the end of a load, and closes the lower tier's pages. Then the upper tier gets its own."""
 
     @abstractmethod
-    def _close(self, blocks: BlockTable, place: P, namespace: Namespace, tokens: bytes) -> None:
+    def _close(self, blocks: BlockTable, lower: P, namespace: Namespace, tokens: bytes) -> None:
         """Closes what a store has of both tiers."""

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from radixkv.frontend.api.tables import waits_for
 from radixkv.settings.server_config import ServerConfig
+from radixkv.wire.cache_messages import Tier
+from radixkv.wire.table_messages import ChoiceTable, LoadStage
 from support.running_site import site_fixture
 from support.scripted_runtime import Site
 
@@ -126,3 +129,22 @@ def test_it_needs_the_key(guarded_site: Site) -> None:
 
 def test_pages_of_other_sites_may_not_ask(site: Site) -> None:
     assert site.http.get("/cache/tables", headers={"Origin": "https://evil.example"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("stage", "tier", "n_pages", "words"),
+    [
+        (None, None, 0, None),
+        ("lookup", "storage", 0, "the shared store to say which pages of the prompt it has"),
+        ("fetch", "storage", 1, "1 page to be read from disk or the shared store into the host tier"),
+        ("fetch", "storage", 0, "pages to be read from disk or the shared store into the host tier"),
+        ("copy", "host", 1200, "1,200 pages to be copied from the host tier to the device"),
+        ("copy", "storage", 2, "2 pages to be copied from shared memory to the device"),
+        ("copied", "host", 0, "its turn: the pages that it has waited for are on the device"),
+    ],
+)
+def test_what_a_choice_waits_for_is_said_in_words(
+    stage: LoadStage | None, tier: Tier | None, n_pages: int, words: str | None
+) -> None:
+    table = ChoiceTable(0, "loading", 20, 20, 0, n_loading=n_pages, loading_from=tier, load_stage=stage)
+    assert waits_for(table) == words

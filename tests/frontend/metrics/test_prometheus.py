@@ -140,7 +140,7 @@ ADDED_BY_A_HOST_TIER = {
     "load_seconds_per_token": 0.001,
     "compute_seconds_per_token": 0.005,
     "host_prefix_cache_hits_total": 30,
-    "host_hits_computed_total": 4,
+    "tier_steps_declined_total": 2,
     "host_pages_loaded_total": 6,
     "host_pages_loaded_ahead_total": 5,
     "host_pages_loaded_ahead_used_by_waiting_total": 2,
@@ -183,6 +183,13 @@ ADDED_BY_BOTH = {
     "disk_prefix_cache_hits_total": 0,
 }
 """All that was fetched came from the shared store."""
+
+
+def test_steps_that_prompts_went_without_are_counted_by_step() -> None:
+    (stats,) = ScriptedLoop(host=HOST).receive(GetStats(id="g"))
+    rendered = Metrics().render(stats).decode()
+    for step, count in {"load": 4, "fetch": 3, "lookup": 2}.items():
+        assert f'\nradixkv:tier_steps_declined_total{{step="{step}"}} {count}.0\n' in rendered
 
 
 @pytest.mark.parametrize(

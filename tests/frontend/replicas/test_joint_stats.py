@@ -24,7 +24,7 @@ from radixkv.wire.stats import (
 
 
 def host(value: int) -> HostStats:
-    return HostStats(*(value for _ in range(11)), float(value) if value else None, 2.0 * value, value)
+    return HostStats(*(value for _ in range(13)), float(value) if value else None, 2.0 * value, value)
 
 
 def stats(value: int) -> Stats:

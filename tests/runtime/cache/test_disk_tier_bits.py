@@ -94,7 +94,7 @@ def test_pages_that_the_host_tier_has_evicted_come_from_disk(restarts: Restarts)
             evict_all(server.cache)
             evict_all(server.host_tier.host)
             assert restarts.ask(server) == WHOLE
-        assert server.disk.store.places[0].store.counts.n_lost == 0
+        assert server.disk.store.members[0].store.counts.n_lost == 0
 
 
 def test_pages_are_fetched_and_loaded_while_their_requests_wait(restarts: Restarts) -> None:
@@ -115,7 +115,7 @@ def test_pages_outlive_the_server(restarts: Restarts) -> None:
     for _ in range(2):
         with restarts.server() as server:
             assert restarts.ask(server) == WHOLE
-            assert server.disk.store.places[0].store.counts.n_written == 0, "a page was written that is on disk"
+            assert server.disk.store.members[0].store.counts.n_written == 0, "a page was written that is on disk"
 
 
 def test_two_requests_join_one_fetch(restarts: Restarts) -> None:
@@ -155,7 +155,7 @@ def test_a_damaged_page_is_computed(restarts: Restarts) -> None:
         file.write_bytes(contents)
     with restarts.server() as server:
         assert restarts.ask(server) == [0] * len(PROMPTS)
-        assert server.disk.store.places[0].store.counts.n_lost > 0
+        assert server.disk.store.members[0].store.counts.n_lost > 0
 
 
 def test_one_damaged_page_is_one_lost_and_one_written(restarts: Restarts) -> None:
@@ -170,12 +170,12 @@ def test_one_damaged_page_is_one_lost_and_one_written(restarts: Restarts) -> Non
     with restarts.server(n_pages=60) as server:
         (n_loaded,) = restarts.ask(server, [40])
         assert n_loaded < WHOLE[3]
-    assert server.disk.store.places[0].store.counts == PageCounts(n_written=1, n_lost=1)
+    assert server.disk.store.members[0].store.counts == PageCounts(n_written=1, n_lost=1)
     changed = [file for file in files if file.read_bytes() != before[file]]
     assert changed == [files[3]]
     with restarts.server(n_pages=60) as server:
         assert restarts.ask(server, [40]) == [WHOLE[3]]
-        assert server.disk.store.places[0].store.counts == PageCounts()
+        assert server.disk.store.members[0].store.counts == PageCounts()
 
 
 @pytest.mark.parametrize("call", ["read", pytest.param("write", marks=pytest.mark.nightly)])

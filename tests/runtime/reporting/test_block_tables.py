@@ -185,7 +185,7 @@ def test_pages_that_are_loaded_say_where_they_come_from(has_disk: bool) -> None:
     engine.launch()
     (told,) = of_engine(engine, request.id).requests
     (table,) = told.choices
-    assert (table.phase, table.loading_from) == ("loading", "host")
+    assert (table.phase, table.loading_from, table.load_stage) == ("loading", "host", "copy")
     loading = [page for page in table.pages if page.kind == "loading"]
     assert len(loading) == table.n_loading > 0
     assert {page.tier for page in loading} == {"host"}

@@ -206,10 +206,10 @@ def engine_with_half_in_the_host_tier(fetch_s_per_token: float) -> Engine:
     engine.serve(prompt(20), max_tokens=1)
     host_tier, disk = engine.host_tier, engine.host_tier.disk
     host_tier.choice.policy, host_tier.choice.cost = "auto", LoadCost()
-    disk.store.places[0].rate = FetchRate()
+    disk.store.members[0].rate = FetchRate()
     host_tier.choice.cost.add_step(1000, 1000, 100.0)
     host_tier.choice.cost.add_load(1000, 1.0)
-    disk.store.places[0].rate.add(1, fetch_s_per_token)
+    disk.store.members[0].rate.add(1, fetch_s_per_token)
     evict_all(engine.cache)
     engine.check_invariants()
     return engine
@@ -360,3 +360,58 @@ def test_nothing_is_looked_up_behind_the_last_possible_state() -> None:
     finish(engine)
     assert sources(request) == (36, 36, 36)
     assert engine.host_tier.disk.n_lookups == 0
+
+
+def test_requests_with_the_same_pages_write_them_once() -> None:
+    engine = Engine(n_pages=64, page_size=4, n_slots=64, has_disk=True, finishes_copies=False)
+    for last in ([1], [2, 3, 4, 5], [2, 3, 4, 5, 6, 7, 8, 9]):
+        engine.add([*prompt(40), *last], max_tokens=1)
+        while engine.scheduler.running or engine.scheduler.waiting:
+            engine.turn()
+            engine.copier.finish_all()
+        for _ in range(3):
+            engine.copier.finish_all()
+            engine.scheduler.schedule()
+    keys = [key for transfer in engine.store.in_flight for key in transfer.keys]
+    assert len(keys) == len(set(keys)) == 12
+    assert len(engine.store.in_flight) == 3
+    engine.store.finish()
+    finish(engine)
+    assert engine.store.counts.n_written == 12
+
+
+def test_a_loading_request_says_what_it_waits_for() -> None:
+    engine = restarted_engine(finishes_copies=False)
+    engine.store.is_shared = True
+    engine.store.make_unknown(0)
+    request, other = engine.add(prompt(40)), engine.add(prompt(40))
+    stages = []
+    for _ in range(12):
+        engine.turn()
+        awaited = engine.scheduler.tiers.awaited
+        if request.phase is Phase.LOADING:
+            stages.append((awaited(request).stage, awaited(request).tier, awaited(request).n_pages))
+            joined = awaited(other, are_counted=False)
+            assert (joined.stage, joined.tier) == stages[-1][:2]
+        engine.store.finish()
+        engine.copier.finish_all()
+    assert list(dict.fromkeys(stages)) == [("lookup", "storage", 0), ("fetch", "storage", 10), ("copy", "host", 10)]
+    finish(engine)
+
+
+def test_a_store_that_hangs_has_a_bounded_number_of_writes_to_wait_for() -> None:
+    engine = restarted_engine(finishes_copies=False)
+    disk = engine.host_tier.disk
+    engine.store.pages.clear()
+    request = engine.add(prompt(40))
+    while request.phase is not Phase.FINISHED:
+        engine.turn()
+        engine.copier.finish_all()
+    for _ in range(200):
+        disk.offer(Namespace(), token_bytes(prompt(40)))
+        disk.advance()
+    assert sum(len(transfer.keys) for transfer in engine.store.in_flight) == 10
+    assert len(disk._stores) < disk._max_in_store
+    assert disk.n_offers > 100
+    engine.store_all()
+    assert not disk._stores

@@ -67,7 +67,7 @@ def measure(tier: HostTier, *s_per_token: float) -> None:
 def pages_read(engine: Engine) -> list[int]:
     disk = engine.host_tier.disk
     assert disk is not None
-    return [place.n_pages_read for place in disk.store.places]
+    return [place.n_pages_read for place in disk.store.members]
 
 
 def test_what_both_have_comes_from_disk() -> None:

@@ -50,7 +50,7 @@ function tableOf(choice, pageSize) {
   const rows = choice.table.slice(0, MAX_TABLE_ROWS), hidden = choice.pages - rows.length;
   const parts = [`Choice ${choice.index}, ${choice.phase}: ${number.format(choice.tokens)} tokens`];
   if (choice.pages) parts.push(`${pagesOf(choice.pages)}, ${number.format(choice.in_tree)} in the tree, ${number.format(choice.shared)} of these shared with other block tables, ${number.format(choice.own)} own`);
-  if (choice.loading_from) parts.push(`${number.format(choice.loading ?? 0)} coming from ${choice.loading_from}`);
+  if (choice.waits_for) parts.push(`it waits for ${choice.waits_for}`);
   if (choice.freed) parts.push(`${number.format(choice.freed)} freed`);
   if (choice.skipped) parts.push(`${number.format(choice.skipped)} of those in the tree not read`);
   if (hidden > 0 && rows.length) parts.push(`${pagesOf(hidden)} not shown`);

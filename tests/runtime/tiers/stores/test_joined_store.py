@@ -264,7 +264,7 @@ def test_each_run_comes_from_the_place_that_has_it() -> None:
     assert [n for n, _ in store.seconds(keys)] == [10, 20, 30, 40]
     assert store.seconds(keys)[0][1] == pytest.approx(0.01)
     assert store.seconds(keys)[3][1] == pytest.approx(0.04), "the places read beside each other"
-    assert (store.places[0].n_pages_read, store.places[1].n_pages_read) == (20, 20)
+    assert (store.members[0].n_pages_read, store.members[1].n_pages_read) == (20, 20)
     disk.pages = dict(list(disk.pages.items())[:10])
     network.pages.clear()
     assert [n for n, _ in store.seconds(keys)] == [10, 40], "the rest may be found in the network"
@@ -322,8 +322,8 @@ def test_what_the_first_place_has_lost_is_looked_up_in_the_other() -> None:
     disk.fails_after = 3
     assert load(store, places, range(20)) == (*(0,) * 3, *(1,) * 15)
     assert network.looked_up == [0], "once"
-    assert [place.n_pages_read for place in store.places] == [3, 15]
-    assert store.places[1].rate.seconds(15 * PAGE_TOKENS) == pytest.approx(0.035), "without the lookup"
+    assert [place.n_pages_read for place in store.members] == [3, 15]
+    assert store.members[1].rate.seconds(15 * PAGE_TOKENS) == pytest.approx(0.035), "without the lookup"
     disk.fails_after = 0
     put(disk, [30])
     assert load(store, places, [30]) == ()
@@ -393,7 +393,7 @@ def test_each_place_gets_what_it_lacks() -> None:
     ]
     assert wait(store, places, started.ticket).n_pages == 5
     assert [place.n_pages for place in places] == [5, 5]
-    assert [place.n_pages_writing for place in store.places] == [0, 0]
+    assert [place.n_pages_writing for place in store.members] == [0, 0]
     started = write(store, range(5))
     assert started is not None
     assert wait(store, places, started.ticket).n_pages == 5
@@ -407,7 +407,7 @@ def test_questions_are_linear_in_the_changes_of_place(question: Callable[..., ob
     put(first, range(0, n_pages, 1 if has_all else 2))
     put(second, range(1, n_pages, 2))
     store = joined(first, second)
-    for place in store.places:
+    for place in store.members:
         place.rate.add(PAGE_TOKENS, 0.001)
     question(store, [key_of(page) for page in range(n_pages)])
     assert first.n_asked_for + second.n_asked_for <= 8 * n_pages
@@ -439,3 +439,94 @@ def test_a_fixed_time_never_makes_long_fetches_dearer_or_short_ones_cheaper(seed
         assert rate.seconds(1) >= mean_s * (1 - 1e-9)
         assert rate.seconds(10_000) <= 10_000 * mean_s * (1 + 1e-9)
         assert 0 <= rate.seconds(1) <= rate.seconds(500) + 1e-9
+
+
+def on_their_way(place: Place) -> list[int]:
+    """Returns the pages that are being written, each as often as it is."""
+    return [int.from_bytes(key[:32], "big") for _, keys, *_ in place.in_flight for key in keys]
+
+
+def test_pages_on_their_way_are_not_written_twice() -> None:
+    disk, network = places = Place(), Place(is_shared=True)
+    store = joined(*places)
+    put(network, range(2))
+    started = [write(store, range(4)), write(store, range(4)), write(store, range(6))]
+    tickets = [one.ticket for one in started if one is not None]
+    assert on_their_way(disk) == [0, 1, 2, 3, 4, 5]
+    assert on_their_way(network) == [2, 3, 4, 5]
+    assert [member.n_pages_writing for member in store.members] == [6, 4]
+    disk.finish()
+    assert store.take_finished() == [], "the network has not the pages yet"
+    network.in_flight.reverse()
+    network.finish()
+    disk.finish()
+    assert store.take_finished() == [], "the third one has its end, and not its beginning"
+    network.finish()
+    assert sorted((one.ticket, one.n_pages) for one in store.take_finished()) == list(
+        zip(tickets, (4, 4, 6), strict=True)
+    )
+    assert store.run_of_all([key_of(page) for page in range(6)]) == 6
+    assert not any(member.writes or member.n_pages_writing for member in store.members)
+
+
+def test_a_store_ends_with_what_is_there_if_the_one_before_it_has_failed() -> None:
+    place = Place()
+    store = joined(place)
+    first, second = write(store, range(4)), write(store, range(6))
+    assert first is not None
+    assert second is not None
+    place.finish()
+    del place.pages[key_of(2)]
+    assert wait(store, [place], second.ticket).n_pages == 2
+    third = write(store, range(6))
+    assert third is not None
+    assert on_their_way(place) == [2, 3, 4, 5], "nothing is on its way any more"
+    assert wait(store, [place], third.ticket).n_pages == 6
+
+
+@pytest.mark.parametrize("drops", [lambda store: store.clear(), lambda store: store.remove(key_of(0))])
+def test_pages_whose_writes_a_removal_drops_are_written_again(drops: Callable[[JoinedStore], object]) -> None:
+    place = Place()
+    store = joined(place)
+    first = write(store, range(4))
+    drops(store)
+    second = write(store, range(4))
+    assert first is not None
+    assert second is not None
+    assert on_their_way(place) == [0, 1, 2, 3] * 2
+    place.finish()
+    third = write(store, range(5))
+    assert third is not None
+    place.pages.clear()
+    assert wait(store, [place], third.ticket).n_pages == 5
+    assert not store.members[0].writes
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_stores_at_once(seed: int) -> None:
+    """Stores with a common beginning in any number at once: no page is on its way twice, and all end."""
+    random = Random(seed)
+    places = [Place(is_shared=n > 0) for n in range(random.randint(1, 3))]
+    store = joined(*places)
+    ends: dict[int, int] = {}
+    for _ in range(60):
+        n_pages = random.randint(1, 30)
+        if len(ends) < 6 and store.run_of_all([key_of(page) for page in range(n_pages)]) < n_pages:
+            started = write(store, range(n_pages))
+            assert started is not None
+            ends[started.ticket] = n_pages
+        elif busy := [place for place in places if place.in_flight]:
+            random.choice(busy).finish()
+        for place in places:
+            assert len(on_their_way(place)) == len(set(on_their_way(place)))
+        for finished in store.take_finished():
+            n_pages = ends.pop(finished.ticket)
+            assert finished.n_pages == n_pages
+            assert store.run_of_all([key_of(page) for page in range(n_pages)]) == n_pages
+    while ends:
+        for place in places:
+            if place.in_flight:
+                place.finish()
+        for finished in store.take_finished():
+            assert ends.pop(finished.ticket) == finished.n_pages
+    assert not any(member.writes or member.n_pages_writing for member in store.members)
