@@ -99,14 +99,6 @@ def share_the_run_of_a_table_that_skips_pages(patch: Patch) -> None:
     patch.setattr(SharedPrefixes, "find", mutant)
 
 
-def drop_nothing_while_an_answer_is_computed_again(patch: Patch) -> None:
-    patch.setattr(PagedEviction, "next_drop", lambda self, request: request.n_known)
-
-
-def admit_a_request_as_if_it_kept_all_pages(patch: Patch) -> None:
-    patch.setattr(PagedEviction, "most_pages", lambda self, n_prompt: 1 << 30)
-
-
 OF_PAGED_EVICTION: tuple[Callable[[Patch], None], ...] = (
     commit_after_a_drop,
     free_dropped_pages_while_in_flight,
@@ -116,6 +108,4 @@ OF_PAGED_EVICTION: tuple[Callable[[Patch], None], ...] = (
     write_at_the_place_before_the_drop,
     keep_the_scores_of_a_preempted_request,
     share_the_run_of_a_table_that_skips_pages,
-    drop_nothing_while_an_answer_is_computed_again,
-    admit_a_request_as_if_it_kept_all_pages,
 )
