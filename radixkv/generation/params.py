@@ -117,7 +117,7 @@ def clamp_max_tokens(
     room = check_length(
         n_prompt,
         None if max_tokens_field is None else sampling.max_tokens,
-        model.max_prompt_and_answer,
+        model.ready.max_length(n_prompt, sampling.kv_budget),
         max_tokens_field=max_tokens_field or "max_tokens",
         prompt_field=prompt_field,
     )

@@ -92,7 +92,7 @@ class Intake:
         check_ids(sampling.logit_bias, self._ready.vocab_size, "logit_bias")
         self._check_priority(message)
         namespace, key, adapter = self.prompt_key(message.namespace, message.tokens)
-        max_tokens = 1 if message.pooling is not None else self._max_tokens(n_prompt, sampling.max_tokens)
+        max_tokens = 1 if message.pooling is not None else self._max_tokens(n_prompt, sampling)
         if message.pooling is not None:
             self._check_pooling(message, message.pooling)
         stop_token_ids = frozenset(sampling.stop_token_ids)
@@ -251,13 +251,14 @@ class Intake:
             )
         check_pooled_length(len(message.tokens) // TOKEN_BYTES, self._ready.max_pooled, self._ready.pool_limit)
 
-    def _max_tokens(self, n_prompt: int, requested: int | None) -> int:
-        """Returns the maximum tokens of one choice's output: ``requested``, or all that fit.
+    def _max_tokens(self, n_prompt: int, sampling: SamplingParams) -> int:
+        """Returns the maximum tokens of one choice's output: as many as requested, or all that fit.
 
         Only one choice has to fit; others that do not fit beside it wait until it has finished.
         """
-        ready = self._ready
-        room = check_length(n_prompt, requested, ready.max_prompt_and_answer, reason=ready.pool_limit)
+        ready, requested = self._ready, sampling.max_tokens
+        longest = ready.max_length(n_prompt, sampling.kv_budget)
+        room = check_length(n_prompt, requested, longest, reason=ready.pool_limit)
         return room if requested is None else requested
 
     def _row_sampling(self, sampling: SamplingParams) -> RowSampling:

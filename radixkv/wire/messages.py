@@ -27,6 +27,7 @@ from radixkv.settings.config import EngineConfig
 from radixkv.wire.adapter_messages import AdapterCommand, AdapterReply, ServedAdapter
 from radixkv.wire.cache_messages import CacheCommand, CacheReply
 from radixkv.wire.cache_use import CacheUse
+from radixkv.wire.kv_budget import most_pages
 from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
@@ -202,6 +203,17 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         if not self.holds_whole_requests:
             return self.max_model_len
         return min(self.max_model_len, self.n_pages * self.page_size + 1)
+
+    def max_length(self, n_prompt: int, kv_budget: int | None) -> int:
+        """Returns the maximum tokens of a prompt and its output together, for a request with its own budget.
+
+        Args:
+            n_prompt: tokens of the prompt.
+            kv_budget: of the request; 0 or None: the pool must hold all its tokens.
+        """
+        if kv_budget and most_pages(n_prompt, kv_budget, self.page_size) <= self.n_pages:
+            return self.max_model_len
+        return self.max_prompt_and_answer
 
     @property
     def max_pooled(self) -> int:

@@ -18,6 +18,7 @@ from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.shaped import ShapedAttention, open_attention
 from radixkv.runtime.device.collectives import OneRank
+from radixkv.runtime.device.cuda import persistent_batch
 from radixkv.runtime.device.cuda.model_runner import ModelRunner
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.graphs import decode as decode_graphs
@@ -27,7 +28,7 @@ from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, S
 from radixkv.runtime.device.memory.page_shape import PageLayout
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
-from radixkv.runtime.device.pack import Packer
+from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.device.weights.open import open_weights
 from radixkv.runtime.step.plan import Row, StepPlan
 from support.checkpoints import save_checkpoint
@@ -141,3 +142,25 @@ def test_prompts_and_answers_agree_with_transformers(name: str, has_graphs: bool
     world.run((1, 1, 35, 36), n_decode=1)
     world.run((0, 0, 39, 41))  # two tokens of a prompt, which fit a decode graph
     world.run((1, 0, 32, 60))  # another request on a hit
+
+
+@pytest.mark.usefixtures("without_a_gpu")
+def test_graphs_run_behind_more_table_updates_than_are_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, **CHECKPOINTS["gemma4"] | SIZES)
+    monkeypatch.setattr(persistent_batch, "_UPDATES_A_ROW", 2)
+    world = World(resolve(str(tmp_path)), has_graphs=True)
+    replay, n_staged = world.runner._replay, []
+
+    def counted(step: PackedStep, *others: Any) -> Any:
+        n_staged.append(len(step.updates))
+        return replay(step, *others)
+
+    monkeypatch.setattr(world.runner, "_replay", counted)
+    world.run((0, 0, 0, 37))
+    world.run((1, 1, 0, 34))
+    world.run((0, 1, 34, 35), (1, 0, 37, 38), n_decode=2)  # each goes on in the other's batch slot
+    world.run((0, 0, 38, 40))  # a prompt that fits a decode graph: its updates are staged
+    world.run((1, 1, 35, 36), (0, 0, 40, 41), n_decode=2)
+    assert n_staged == [8, 4, 8], "not all of these steps were replayed"

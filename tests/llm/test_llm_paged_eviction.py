@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from radixkv import LLM, SamplingParams
-from radixkv.errors import ConfigError, InvalidRequest, UnsupportedFeature
+from radixkv.errors import ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedFeature
 from radixkv.wire.messages import KVEvictionUse
 from support.checkpoints import VOCAB, save_checkpoint
 
@@ -132,6 +132,22 @@ def test_a_budget_that_is_never_reached_changes_nothing(llm: LLM) -> None:
     (output,) = llm.generate([PROMPT], sampled(512), use_tqdm=False)
     assert output.outputs[0].logprobs == exact.outputs[0].logprobs
     assert output.kv_eviction == KVEvictionUse(512)
+
+
+def test_an_answer_may_be_longer_than_the_pool(llm: LLM, folder: Path) -> None:
+    (whole,) = llm.generate([PROMPT], sampled(24, max_tokens=120), use_tqdm=False)
+    with LLM(folder, device="cpu", page_size=PAGE_SIZE, max_total_tokens=128, max_model_len=512) as small:
+        with pytest.raises(ContextLengthExceeded, match="the pool holds 128 tokens"):
+            small.generate([PROMPT], sampled(None, max_tokens=120), use_tqdm=False)
+        with pytest.raises(ContextLengthExceeded, match="the pool holds 128 tokens"):
+            # 11 pages of the prompt, 20 of the answer, and two in passing are one more than the pool has.
+            small.generate([PROMPT], sampled(80, max_tokens=120), use_tqdm=False)
+        with pytest.raises(ContextLengthExceeded, match="512"):
+            small.generate([PROMPT], sampled(24, max_tokens=471), use_tqdm=False)
+        (output,) = small.generate([PROMPT], sampled(24, max_tokens=120), use_tqdm=False)
+        assert output.outputs[0].token_ids == whole.outputs[0].token_ids
+        both = small.generate([PROMPT, PROMPT[5:]], sampled(24, max_tokens=120), use_tqdm=False)
+        assert both[0].outputs[0].token_ids == whole.outputs[0].token_ids, "whether or not it was preempted"
 
 
 @pytest.mark.parametrize(

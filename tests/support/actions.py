@@ -18,6 +18,7 @@ from radixkv.settings.config import EvictionPolicyName, WritePolicy
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_messages import BeginPause
+from radixkv.wire.kv_budget import most_pages
 from radixkv.wire.messages import Submit
 from radixkv.wire.sampling import SamplingParams
 from support.engine import Engine, name_of, token_bytes
@@ -137,12 +138,14 @@ class Actions:
         max_prompt = min(40, self.n_pages_of_a_request * self.engine.page_size - options.max_tokens)
         if holds_any_length(self.engine.cache, self.engine.scheduler.limits.max_num_batched_tokens):
             max_prompt = 120
+        may_drop = self.engine.device.window is None and self.engine.cache.tree.states is None
+        n_budget = options.budget_pages * self.engine.page_size if may_drop else 0
+        if n_budget and most_pages(40, n_budget, self.engine.page_size) <= self.n_pages_of_a_request:
+            max_prompt = 40
         beginning = sequence[: cut % (len(sequence) + 1)]
         if options.activated and not any(number < 0 for number in beginning):
             beginning = [*beginning, mark_of(ACTIVATED[options.activated - 1])]
         prompt = (beginning + list(suffix))[:max_prompt] or [1]
-        may_drop = self.engine.device.window is None and self.engine.cache.tree.states is None
-        n_budget = options.budget_pages * self.engine.page_size if may_drop else 0
         for _ in range(2 if twice else 1):
             try:
                 if options.beam_width:

@@ -226,12 +226,12 @@ class DroppingEngineMachine(EngineMachine):
         base=small,
         cut=small,
         n_more=st.integers(0, 12),
-        max_tokens=st.integers(4, 20),
+        max_tokens=st.integers(4, 20) | st.just(150),
         budget_pages=st.sampled_from((2, 3, 5)),
         twice=st.booleans(),
     )
     def drop(self, base: int, cut: int, n_more: int, max_tokens: int, budget_pages: int, twice: bool) -> None:
-        """Adds a request whose answer drops pages."""
+        """Adds a request whose answer drops pages. The pool does not hold the longest answers."""
         suffix = [self.actions.new_token() + number for number in range(n_more)]
         options = RequestOptions(max_tokens=max_tokens, budget_pages=budget_pages)
         self.actions.add(base, cut, suffix, options, twice=twice)

@@ -112,6 +112,15 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         metavar="COUNT",
         help="with --max-loras: LoRA adapters in host memory (default: 64, or --max-loras if that is more)",
     )
+    model.add_argument(
+        "--kv-eviction", metavar="METHOD", default="none", help="paged counts rows with --kv-budget, too"
+    )
+    model.add_argument(
+        "--kv-budget",
+        type=count,
+        metavar="TOKENS",
+        help="most tokens that a step of an answer reads (default: all)",
+    )
     traffic = parser.add_argument_group("requests")
     traffic.add_argument("--prompt", type=count, metavar="TOKENS", help=f"length of a prompt (default: {PROMPT})")
     traffic.add_argument("--answer", type=count, metavar="TOKENS", help=f"length of an answer (default: {ANSWER})")
@@ -146,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the plan; returns the exit code."""
     _check_flags(args)
     from radixkv.lab.bench.output import check_outputs, open_saver
-    from radixkv.lab.planner.plan import Gpu, HostAdapters, StatePlan, check_fits, plan_pool
+    from radixkv.lab.planner.plan import Gpu, HostAdapters, StatePlan, check_budget, check_fits, plan_pool
     from radixkv.lab.planner.report import (
         LABEL_WIDTH,
         adapter_lines,
@@ -192,6 +201,8 @@ def run(args: argparse.Namespace) -> int:
     in_fp8 = None if size.n_quantized_values else model_size(checkpoint, "fp8", n_gpus)
     states = StatePlan.of(size, settings)
     check_fits(size, in_fp8, _divided(checkpoint, args.quantization, n_gpus), gpu, args.page_size, request, states)
+    if args.kv_budget is not None:
+        check_budget(size, settings.max_model_len)
     pools = [
         plan_pool(
             size,
@@ -203,6 +214,7 @@ def run(args: argparse.Namespace) -> int:
             n_rows=args.rows,
             host_bytes=resolved.config.cache.host_memory_bytes,
             states=states,
+            kv_budget=args.kv_budget,
         )
         for kv_cache_dtype in ("auto", "fp8")
     ]
@@ -286,6 +298,8 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
                 page_size=args.page_size,
                 gpu_memory_utilization=args.gpu_memory_utilization,
                 host_memory_bytes=args.host_memory,
+                kv_eviction=args.kv_eviction,
+                kv_budget=args.kv_budget,
             ),
             adapters=AdapterConfig(
                 max_loras=args.max_loras, max_lora_rank=args.max_lora_rank, max_cpu_loras=args.max_cpu_loras

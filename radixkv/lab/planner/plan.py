@@ -23,6 +23,7 @@ from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.resolved_config import MAX_NUM_BATCHED_TOKENS
 from radixkv.runtime.step.window_pool import max_window_pages
 from radixkv.tree.node import TOKEN_BYTES
+from radixkv.wire.kv_budget import most_pages
 
 SchemeName = Literal["reserve-maximum", "reserve-power-of-two", "paged", "radix"]
 """The schemes of docs/paging-study.md; ``radix`` is ``paged`` with the shared prefix held once."""
@@ -176,6 +177,18 @@ class WindowPlan(msgspec.Struct, frozen=True):
     """Requests that can all be at their end at once, none of which shares pages."""
 
 
+class BudgetPlan(msgspec.Struct, frozen=True):
+    """How many rows a pool holds whose answers have a ``kv_budget`` (docs/decisions/0088)."""
+
+    kv_budget: int
+    """Most tokens that a row of an answer reads."""
+    n_pages_a_row: int
+    """Most pages that a row has at a time, with those of the shared prefix."""
+    n_shared_pages: int
+    n_rows: int
+    """Requests that can all have so many at once, with the shared prefix held once."""
+
+
 class PoolPlan(msgspec.Struct, frozen=True):
     """The pool with one dtype of K and V."""
 
@@ -193,6 +206,8 @@ class PoolPlan(msgspec.Struct, frozen=True):
     schemes: tuple[SchemePlan, ...]
     windows: WindowPlan | None = None
     """The same memory with window pages; None unless some layers have windows, and others none."""
+    budget: BudgetPlan | None = None
+    """The same pool with a ``kv_budget``; None without one."""
 
     @property
     def n_host_tokens(self) -> int | None:
@@ -211,6 +226,7 @@ def plan_pool(
     n_rows: int,
     host_bytes: int | None,
     states: StatePlan,
+    kv_budget: int | None = None,
 ) -> PoolPlan:
     """Returns the pool that a server would have, and what each scheme makes of it.
 
@@ -224,6 +240,7 @@ def plan_pool(
         n_rows: rows at once for which the longest context is computed.
         host_bytes: size of the host tier; None: there is none.
         states: of recurrent layers.
+        kv_budget: of each request; None: answers read all KV.
 
     Raises:
         ConfigError: no page fits the pool or the host tier.
@@ -252,7 +269,29 @@ def plan_pool(
         windows=None
         if host_bytes is not None and size.n_ranks > 1
         else _windows(page, size.config, n_pages, request, max_model_len),
+        budget=None if kv_budget is None else _with_budget(kv_budget, n_pages, page_size, request),
     )
+
+
+def _with_budget(kv_budget: int, n_pages: int, page_size: int, request: RequestShape) -> BudgetPlan:
+    n_row = min(-(-request.stored // page_size), most_pages(request.prompt, kv_budget, page_size))
+    n_shared = request.leased // page_size
+    n_rows = max(0, n_pages - n_shared) // (n_row - n_shared)
+    return BudgetPlan(kv_budget=kv_budget, n_pages_a_row=n_row, n_shared_pages=n_shared, n_rows=n_rows)
+
+
+def check_budget(size: ModelSize, max_model_len: int) -> None:
+    """Raises ``ConfigError`` for a model or several GPUs with which a server refuses a ``kv_budget``."""
+    config = size.config
+    if config.recurrent is not None:
+        what = "recurrent layers"
+    elif any(window is not None for window in config.windows_within(max_model_len)):
+        what = "layers with windows"
+    elif size.n_ranks > 1:
+        what = f"{size.n_ranks} GPUs"
+    else:
+        return
+    raise ConfigError(f"kv_budget does not work with {what}; leave --kv-eviction and --kv-budget out")
 
 
 def _windows(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from radixkv.lab.bench.formatting import format_tokens, plural
 from radixkv.lab.planner.plan import (
     GIB,
+    BudgetPlan,
     Gpu,
     HostAdapters,
     PoolPlan,
@@ -107,6 +108,8 @@ def pool_lines(
         yield _host_line(pool, page_size, request)
     if pool.windows is not None:
         yield _window_line(pool.windows)
+    if pool.budget is not None:
+        yield _budget_line(pool.budget, pool)
 
 
 def scheme_table(pool: PoolPlan, request: RequestShape, page_size: int, max_model_len: int, n_rows: int) -> str:
@@ -144,6 +147,16 @@ def _window_line(windows: WindowPlan) -> str:
     return (
         f"  windows  {windows.n_layers} layers with windows of {windows.window:,} tokens with pages of their own: "
         f"{windows.n_slabs:,} slabs / ({a_row}) = {plural(windows.n_rows, 'row')} at once, no prefix shared"
+    )
+
+
+def _budget_line(budget: BudgetPlan, pool: PoolPlan) -> str:
+    units, a_row = f"{pool.n_pages:,}", f"{budget.n_pages_a_row:,}"
+    if budget.n_shared_pages:
+        units, a_row = (f"({one} - {budget.n_shared_pages:,})" for one in (units, a_row))
+    return (
+        f"  budget   answers that read {budget.kv_budget:,} tokens have at most "
+        f"{plural(budget.n_pages_a_row, 'page')} each: {units} / {a_row} = {plural(budget.n_rows, 'row')} at once"
     )
 
 

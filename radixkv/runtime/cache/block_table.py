@@ -86,6 +86,11 @@ class BlockTable:
         """Number of entries that the next row reads. O(1)."""
         return len(self.pages) - len(self.skipped)
 
+    @property
+    def n_dropped(self) -> int:
+        """Number of skipped entries that were the request's own: their pages are freed. O(log entries)."""
+        return len(self.skipped) - bisect_left(self.skipped, self.n_leased)
+
     def skip(self, entries: Sequence[int]) -> None:
         """Lets the next rows skip these entries. O(entries that were skipped)."""
         first = min(entries)

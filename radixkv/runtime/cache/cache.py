@@ -203,7 +203,8 @@ class PageCache:
     def extend(self, blocks: BlockTable, tokens: bytearray) -> None:
         """Extends the lease over pages that other requests have committed since.
 
-        Does nothing if there is a tail; nor in a model with states, because the request goes on from its own.
+        Does nothing if there is a tail, or entries are skipped; nor in a model with states, because the request
+        goes on from its own.
 
         ``RadixTree.extend``, and one copy of the tokens after the lease.
 
@@ -212,6 +213,8 @@ class PageCache:
             tokens: all tokens of the request.
         """
         if blocks.lease is None or len(blocks.pages) > blocks.n_leased or self.tree.states is not None:
+            return
+        if blocks.skipped:
             return
         following = bytes(memoryview(tokens)[blocks.n_leased * self.page_size * TOKEN_BYTES :])
         blocks.pages += self.tree.extend(blocks.lease, following)

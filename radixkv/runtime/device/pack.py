@@ -88,6 +88,11 @@ class PackedStep:
         """[rows]: tokens that each row's last token attends to, itself included."""
         return self.rows.starts + self.rows.n_tokens
 
+    def without_updates(self) -> PackedStep:
+        """Returns the step without changes of block tables. O(rows)."""
+        rows = self.rows._replace(update_counts=np.zeros_like(self.rows.update_counts))
+        return replace(self, rows=rows, updates=self.updates[:0])
+
     def split(self, n_split: int, padding_slot: int) -> PackedStep:
         """Returns the step with a row of one token for each token of its first ``n_split`` rows, the decode rows at
         least.

@@ -21,6 +21,8 @@ FULL_ROWS = 208
 """Rows from which a step gains little by more of them: a GPU computes about so many tokens in the time in which it
 reads the weights (an H200: 206 by its data sheet, 191 measured with an 8B model in bfloat16)."""
 _GOLDEN_RATIO = 0.6180339887498949
+_UNBOUNDED = 1 << 40
+"""More tokens than any answer has."""
 _FIRST_CAPACITY = 256
 """Ends for which there is memory at first."""
 
@@ -45,6 +47,8 @@ class ExpectedHeadroom(Headroom):
     of the same session, of the same tenant with about the same ``max_tokens``, or of the same tenant. Each request
     gets another quantile of the lengths, so that all together are distributed as those that have ended. One that
     outlives its length gets a quantile of the longer ones. While there are none, its end is *unknown*.
+
+    An answer with a ``kv_budget`` needs no more pages once it has the most that it may hold.
 
     A new request fits if there are pages for all running ones until it has come far enough. A preemption after
     that costs less than steps with fewer rows: see ``_n_steps_ahead`` and docs/decisions/0074-expected-answers.md.
@@ -128,11 +132,16 @@ class ExpectedHeadroom(Headroom):
         # ``n_offset + now`` tokens each. So they need (n - k) * step - (sum of the k offsets) - n * now.
         last = now + n_steps
         n_ended = bisect_left(self._ends, last, key=_STEP)
+        steps, offsets = self._steps[:n_ended], self._offsets[:n_ended]
+        full = now + self._n_growing(request, request.n_outputs)
+        if full < last:  # from then on it needs as many as before, as others that give none back
+            n_ended += 1
+            index = np.searchsorted(steps, full)
+            steps, offsets = np.insert(steps, index, full), np.insert(offsets, index, -full)
         n_most = (n_rows - n_ended) * last
         if n_ended:
-            offsets = self._offsets[:n_ended]
             sums = offsets.cumsum()
-            needs = self._steps[:n_ended] * np.arange(n_rows, n_rows - n_ended, -1) - (sums - offsets)
+            needs = steps * np.arange(n_rows, n_rows - n_ended, -1) - (sums - offsets)
             n_most = max(n_most - int(sums[-1]), int(needs.max()))
         return max(0, n_most - n_rows * now)
 
@@ -142,12 +151,20 @@ class ExpectedHeadroom(Headroom):
 
     def _foresee(self, request: Request) -> None:
         n_outputs = request.n_outputs + request.n_output_placeholders
+        n_growing = self._n_growing(request, n_outputs)
+        if not n_growing:
+            return
         length = self._length(request, n_outputs)
         if length is None:
             self._unknown[request] = None
             return
-        n_own = request.n_prompt + n_outputs - _n_shared_pages(request.blocks) * self._cache.page_size
-        end = _End(self._step + max(1, length - n_outputs), request.serial, n_own - self._step, request)
+        n_steps = max(1, length - n_outputs)
+        if n_growing < n_steps:
+            step = self._step + n_growing
+            end = _End(step, request.serial, -step, request)  # it keeps its pages: none comes free in that step
+        else:
+            n_own = request.n_prompt + n_outputs - _n_shared_pages(request.blocks) * self._cache.page_size
+            end = _End(self._step + n_steps, request.serial, n_own - self._step, request)
         self._end_of[request] = end
         index = bisect_left(self._ends, end)
         self._ends.insert(index, end)
@@ -164,6 +181,13 @@ class ExpectedHeadroom(Headroom):
         for request in (*late, *([next(iter(self._unknown))] if self._unknown else ())):
             self.stopped(request)
             self._foresee(request)
+
+    def _n_growing(self, request: Request, n_outputs: int) -> int:
+        """Returns for how many tokens after ``n_outputs`` a request may need more pages."""
+        if request.kv_eviction is None:
+            return _UNBOUNDED
+        n_most = request.kv_eviction.most_pages(request.n_prompt) * self._cache.page_size
+        return max(0, n_most - request.n_prompt - n_outputs)
 
     def _length(self, request: Request, n_outputs: int) -> int | None:
         """Returns how long an answer is expected to be that has ``n_outputs`` tokens; None if that is not known."""

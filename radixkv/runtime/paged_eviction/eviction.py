@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
+from radixkv.wire.kv_budget import most_pages
 from radixkv.wire.messages import KVEvictionUse
 
 Rank = Callable[[int, float], float]
@@ -85,6 +86,16 @@ class PagedEviction:
     def take_scores(self, scores: Sequence[float]) -> None:
         """See ``KVEviction``. O(scores)."""
         self._scores += scores
+
+    def most_pages(self, n_prompt: int) -> int:
+        """See ``KVEviction``. O(1)."""
+        return most_pages(n_prompt, self._kv_budget, self._cache.page_size)
+
+    def next_drop(self, request: Request) -> int:
+        """See ``KVEviction``. O(1)."""
+        page_size, start = self._cache.page_size, request.n_scheduled
+        first = max(request.n_prompt, self._n_most * page_size)
+        return first if start < first else start - start % page_size + page_size
 
     def make_room(self, request: Request) -> bool:
         """See ``KVEviction``. O(log pages) for each page that is dropped or has come since, and O(pages) if any is

@@ -101,6 +101,13 @@ class KVEviction(Protocol):
     def take_scores(self, scores: Sequence[float]) -> None:
         """Takes the scores that a finished row has brought, in the order in which the pages were asked for."""
 
+    def most_pages(self, n_prompt: int) -> int:
+        """Returns how many pages its choice holds at most, with a prompt of ``n_prompt`` tokens."""
+
+    def next_drop(self, request: Request) -> int:
+        """Returns the first position at which ``make_room`` may drop pages after the next row of its choice: that
+        row ends there, or before."""
+
     def make_room(self, request: Request) -> bool:
         """Drops what its choice may not keep beside the page of its next token.
 

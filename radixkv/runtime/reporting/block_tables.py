@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -125,8 +125,7 @@ def _choice_table(
         return table if awaited is None else replace(table, pages=_without_table(awaited, cache.page_size, shown))
     path = [] if blocks.lease is None else path_to(blocks.lease.node)
     n_not_own = max(blocks.n_leased, blocks.n_freed)
-    n_skipped = bisect_left(blocks.skipped, blocks.n_leased)
-    n_dropped = len(blocks.skipped) - n_skipped
+    n_dropped = blocks.n_dropped
     return replace(
         table,
         n_stored=max(request.n_scheduled, blocks.n_leased * cache.page_size),
@@ -134,7 +133,7 @@ def _choice_table(
         n_shared=sum(len(node.pages) for node in path if n_refs[node] > 1),
         n_own=len(blocks.pages) - n_not_own - n_dropped - table.n_loading,
         n_freed=n_not_own - blocks.n_leased + n_dropped,
-        n_skipped=n_skipped,
+        n_skipped=len(blocks.skipped) - n_dropped,
         n_window_pages=len(blocks.window.pages),
         n_replaced=len(blocks.replaced),
         pages=tuple(_pages(blocks, awaited, path, n_refs, cache, request.n_scheduled, shown)) if shown else (),

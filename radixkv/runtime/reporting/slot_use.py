@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -65,7 +64,7 @@ def count_slot_use(tables: Iterable[TableUse], page_size: int) -> SlotUse:
     """What follows the end of a node: the first page of a leased child, or the tail of a table."""
     for blocks, tokens, n_stored in tables:
         first = max(blocks.n_leased, blocks.n_freed)
-        n_dropped = len(blocks.skipped) - bisect_left(blocks.skipped, first)
+        n_dropped = blocks.n_dropped
         n_own_pages += len(blocks.pages) - first - n_dropped
         n_own_filled += max(0, n_stored - (first + n_dropped) * page_size)
         n_leaving += len(blocks.replaced)

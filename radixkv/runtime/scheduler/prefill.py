@@ -261,18 +261,25 @@ class PrefillRows:
         return not has_changed and self._waiting.version == version
 
     def _prefill_row(self, request: Request, budget: int, step: int) -> Row | None:
-        """Makes the row of a prompt's next chunk and commits its pages; None if budget or pages do not suffice.
+        """Makes the row of a prompt's next chunk and commits its pages; None if budget or pages do not suffice, or
+        an eviction waits for a result.
 
         Every chunk but the last ends on a page boundary, if it can on one that ``States`` asks for. A chunk starts
         within a page if a cached page begins with the same tokens: the row's plan must then copy that page, see
         ``PageCache.copy_partial_page``.
         """
-        blocks, page_size = request.blocks, self._cache.page_size
-        if request.reads_cache:
-            n_cached = min(blocks.n_leased * page_size, request.n_known - 1)
+        blocks, page_size, n_known = request.blocks, self._cache.page_size, request.n_known
+        eviction = request.kv_eviction
+        if eviction is not None and request.n_scheduled >= request.n_prompt and not eviction.make_room(request):
+            return None
+        if eviction is not None:
+            n_known = min(n_known, eviction.next_drop(request))
+        reads_cache = request.reads_cache and not blocks.skipped
+        if reads_cache:
+            n_cached = min(blocks.n_leased * page_size, n_known - 1)
             request.n_scheduled = max(request.n_scheduled, n_cached)
-        end = min(request.n_known, request.n_scheduled + budget)
-        if end < request.n_known:
+        end = min(n_known, request.n_scheduled + budget)
+        if end < n_known:
             end -= end % page_size
             block_end = end - end % self._states.block_tokens
             end = block_end if block_end > request.n_scheduled else end
@@ -281,8 +288,8 @@ class PrefillRows:
         start = request.n_scheduled
         # This comes after ``grow``: an earlier lease on the page to copy could hold the only page that can be
         # evicted.
-        if request.reads_cache and start == blocks.n_leased * page_size:
-            start += self._cache.copy_partial_page(blocks, request.known_key, request.n_known - 1)
+        if reads_cache and start == blocks.n_leased * page_size:
+            start += self._cache.copy_partial_page(blocks, request.known_key, n_known - 1)
             if start > request.n_scheduled:
                 request.cache_use.note("copied", request.n_scheduled, start)
         # The next lines come before the commit: afterwards a match would find the prompt's own pages.

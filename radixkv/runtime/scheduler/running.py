@@ -394,6 +394,9 @@ class RunningRequests:
     def _n_missing(self, request: Request, blocks: BlockTable) -> int:
         """Pages that the request lacks to compute its known tokens. O(1)."""
         n_missing = self._cache.n_missing(blocks, request.n_known, self._max_row_tokens)
+        if request.kv_eviction is not None:
+            n_held = len(blocks.pages) - blocks.n_dropped
+            return min(n_missing, max(0, request.kv_eviction.most_pages(request.n_prompt) - n_held))
         if blocks.lease is not None or self._max_private_pages is None:
             return n_missing
         n_held = len(blocks.pages) - blocks.n_freed

@@ -462,3 +462,17 @@ def test_no_rows_are_promised_where_a_server_keeps_all_pages_of_layers_with_wind
     plan = planned(tmp_path, *settings, "--gpus", 2)
     assert plan["pools"][0]["windows"] is None
     assert "slabs" not in capsys.readouterr().out
+
+
+def test_rows_of_answers_with_a_budget(model, planned, capsys):
+    flags = ("--gpu-memory", "141GB", "--quantization", "fp8", "--prompt", 4000, "--answer", 8000, "--shared", 1500)
+    budget = ("--kv-eviction", "paged", "--kv-budget")
+    folder = model()
+    pool = planned(folder, *flags, *budget, 2048)["pools"][0]
+    # 250 pages of the prompt, 128 that an answer reads, and two in passing.
+    n_rows = (pool["n_pages"] - 93) // (380 - 93)
+    assert pool["budget"] == {"kv_budget": 2048, "n_pages_a_row": 380, "n_shared_pages": 93, "n_rows": n_rows}
+    assert f"/ (380 - 93) = {n_rows} rows at once" in " ".join(capsys.readouterr().out.split())
+    whole = planned(folder, *flags, *budget, 12_000)["pools"][0]
+    assert whole["budget"]["n_rows"] == whole["schemes"][-1]["n_rows"], "a budget that is never reached"
+    assert planned(folder, *flags)["pools"][0]["budget"] is None

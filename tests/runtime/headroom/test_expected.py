@@ -14,6 +14,7 @@ from radixkv.runtime.headroom.session_answers import SessionAnswer
 from radixkv.runtime.request import Phase, Request
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
+from radixkv.wire.kv_budget import most_pages
 from support.cases import examples
 from support.engine import Engine, prompt
 from support.fake_device import expected_output
@@ -163,3 +164,20 @@ def test_everybody_is_served_and_floors_hold(seed: int, full_rows: int) -> None:
         engine.turn(2)
         assert kept.phase is not Phase.WAITING, "its floor has room for it"
         engine.run_to_the_end()
+
+
+def test_an_answer_with_a_budget_needs_no_more_pages_once_it_has_the_most() -> None:
+    engine = Engine(200, 4, admission="reserved")
+    headroom = ExpectedHeadroom(engine.cache, n_unknown_tokens=0, max_unknown_share=0.0)
+    engine.scheduler.running._headroom = engine.scheduler.headroom = headroom
+    request = engine.add(prompt(20), 400, kv_budget=16)
+    newcomer = Request("new", Namespace(), bytearray(8), n_prompt=2, max_tokens=300, order=(0, 99))
+    engine.turn(2)
+    n_growing = 4 * most_pages(20, 16, 4) - 20
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(expected, "FULL_ROWS", 1)
+        assert 0 <= headroom.n_expected(newcomer) - engine.cache.pages_for(300 + n_growing) + 1 <= 1
+        while request.n_outputs < n_growing + 5:
+            engine.turn()
+        assert headroom.n_expected(newcomer) == engine.cache.pages_for(300)
+    engine.run_to_the_end("length")

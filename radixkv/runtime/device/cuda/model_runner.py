@@ -239,7 +239,7 @@ class ModelRunner:
             n_decode < step.n_rows
             and self.states is None  # a state's tokens come one after the other
             and self._graphs[False].bucket(len(step.ids)) is not None
-            and self._fits_updates(step)
+            and self._fits_windows(step)
             and self._attention.fits_prompts(rows.starts[n_decode:], rows.n_tokens[n_decode:])
             and not any(row.reports_states for row in step.plan.rows)
         ):
@@ -265,15 +265,13 @@ class ModelRunner:
     def _enqueue(self, step: PackedStep) -> StepOutputs:
         bucket = None
         is_decode = step.n_decode == step.n_rows
-        if is_decode and self._fits_updates(step) and not any(row.reports_states for row in step.plan.rows):
+        if is_decode and self._fits_windows(step) and not any(row.reports_states for row in step.plan.rows):
             bucket = self._graphs[False].bucket(step.n_rows)
         slots = None if self._adapters is None else self._adapters.token_slots(step.plan)
         return self._run(step, slots) if bucket is None else self._replay(step, bucket, slots)
 
-    def _fits_updates(self, step: PackedStep) -> bool:
-        """Whether the step has few enough changes of block tables for their staging fields."""
-        if not self._row_fields.fits_updates(step):
-            return False
+    def _fits_windows(self, step: PackedStep) -> bool:
+        """Whether the step has few enough changes of window block tables for their staging field."""
         return self._window_fields is None or self._window_fields.fits(step.plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -302,6 +300,9 @@ class ModelRunner:
             self._adapters.plan(slots, n_padded, outputs)
 
     def _replay(self, step: PackedStep, bucket: int, slots: Ints | None) -> StepOutputs:
+        if not self._row_fields.fits_updates(step):
+            self._batch.update_ahead(step)
+            step = step.without_updates()
         staged = self._staging.stage()
         self._row_fields.fill_decode(staged, step, bucket)
         if self._window_fields is not None:

@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.cuda.table_updates import send_updates
 from radixkv.runtime.device.cuda.window_tables import WindowTables
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
 from radixkv.runtime.device.ops.base import BlockArrays, DeviceSequences, TokenInputs
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
 from radixkv.runtime.device.pack import Ints, PackedStep, RowArrays
+from radixkv.runtime.device.window_changes import TableChanges
 from radixkv.runtime.step.plan import StepPlan
 
 _UPDATES_A_ROW = 4
@@ -123,6 +125,15 @@ class PersistentBatch:
         ones."""
         staged = self._staging.view(self._fields.updates)
         update_tables(self.tables, self._rows(n_rows), staged if updates is None else updates)
+
+    def update_ahead(self, step: PackedStep) -> None:
+        """Applies the block table updates of a step, of any number, before its rows are staged. O(rows +
+        updates)."""
+        rows = step.rows
+        changed = np.flatnonzero(rows.update_counts)
+        columns = (rows.batch_slots, rows.table_starts, rows.update_firsts, rows.update_counts)
+        changes: TableChanges[Ints] = TableChanges(*(column[changed] for column in columns))
+        send_updates(self.tables, changes, step.updates)
 
     def update_windows(self, plan: StepPlan) -> None:
         """Applies the changes that a plan has of window block tables, if there are such."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.memory.cuda.array_copies import to_device
+from radixkv.runtime.device.cuda.table_updates import send_updates
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
 from radixkv.runtime.device.ops.cuda.token_inputs import WindowPlaces, update_tables
 from radixkv.runtime.device.window_changes import TableChanges, window_changes
@@ -70,7 +69,6 @@ class WindowTables:
         self._fields = fields
         self._staging = staging
         self._staged = fields.view(staging)
-        self._device = staging.device
         self.tables = torch.full((fields.max_rows + 1, width), zero_page, dtype=torch.int32, device=staging.device)
         """[batch slots + 1, width] int32: window pages; the last row is for padding."""
         self.places = WindowPlaces(self.tables, page_pitch)
@@ -79,12 +77,8 @@ class WindowTables:
     def update(self, plan: StepPlan) -> None:
         """Applies the changes of a plan, of any number."""
         changes, pages = window_changes(plan)
-        if not len(pages):
-            return
-        n_rows = len(changes.batch_slots)
-        sent = to_device(np.concatenate([*changes, pages]), self._device)
-        columns: TableChanges[Tensor] = TableChanges(*sent[: len(changes) * n_rows].view(len(changes), n_rows))
-        update_tables(self.tables, columns, sent[len(changes) * n_rows :])
+        if len(pages):
+            send_updates(self.tables, changes, pages)
 
     def update_staged(self, n_rows: int) -> None:
         """Applies the staged changes, of at most ``n_rows`` tables."""
