@@ -58,6 +58,7 @@ def test_engines_start_from_the_windows_of_each_other_with_the_bits_of_cold_prom
     assert (disk.pages_lost_total, shared.failures_total) == (0, 0)
 
 
+@pytest.mark.nightly
 @of_gemma
 @pytest.mark.parametrize(("what", "is_deleted"), covering(("window", "page"), (False, True)))
 def test_a_prompt_goes_on_from_an_earlier_window_if_an_object_is_damaged_or_deleted(
