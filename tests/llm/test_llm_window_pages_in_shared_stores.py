@@ -34,6 +34,7 @@ def sharing(folder: Path, **settings: Any) -> LLM:
     return llm
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(2,)), indirect=True)
 def test_engines_start_from_the_windows_of_each_other_with_the_bits_of_cold_prompts(
     folder: Path, objects: FakeObjects
