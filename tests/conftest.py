@@ -38,7 +38,7 @@ def set_numbers_of_examples(profile: str | None) -> None:
     from hypothesis import HealthCheck, settings
 
     everywhere = settings(database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile("same", everywhere, derandomize=True, max_examples=5)
+    settings.register_profile("same", everywhere, derandomize=True, max_examples=3)
     settings.register_profile("nightly", everywhere, max_examples=100)
     settings.load_profile(profile or "same")
 

@@ -62,6 +62,7 @@ def test_it_solves_problems_with_examples(llm: LLM) -> None:
     assert share_right(llm.generate(prompts, ANSWER), problems) >= MIN_SHARE_RIGHT
 
 
+@pytest.mark.nightly
 def test_it_finds_facts_in_documents(llm: LLM) -> None:
     documents = list(islice(generate_documents(SEED, n_facts=70, n_problems=8), 2))
     prompts = [
@@ -87,6 +88,7 @@ def test_it_calls_tools_extracts_and_thinks(llm: LLM, family: str, n: int) -> No
     assert count_right(chosen, map(text_of, outputs)) >= MIN_SHARE_RIGHT * len(chosen)
 
 
+@pytest.mark.nightly
 def test_it_chats_and_remembers(llm: LLM) -> None:
     chats: list[list[dict[str, str]]] = []
     answers: list[str] = []

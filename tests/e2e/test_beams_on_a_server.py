@@ -10,6 +10,8 @@ import pytest
 from radixkv import LLM, BeamSearchParams
 from support.live import LiveServer
 
+pytestmark = pytest.mark.nightly
+
 PROMPT = [5, 6, 7, 8, 9, 10]
 
 

@@ -14,6 +14,8 @@ from radixkv.lab.bench.load.server_counters import server_counts
 from radixkv.lab.bench.session import BenchRequest, Session, single_request_session
 from support.cases import covering
 
+pytestmark = pytest.mark.nightly
+
 SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n\n" * 8
 
 

@@ -128,6 +128,7 @@ def test_a_run_whose_server_is_killed_saves_its_partial_result(tmp_path):
     assert line["completed"] + line["failed"] == line["num_prompts"] == 2000
 
 
+@pytest.mark.nightly
 def test_generate_prints_the_same_answer_for_the_same_seed(sensitive, capsys):
     def answer(seed):
         flags = ["generate", "The rain in Spain", "--model", sensitive, "--max-tokens", "8", *POOL, "--seed", seed]

@@ -16,7 +16,7 @@ from support.live import LiveServer, wait_for
 
 SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n" * 8
 
-pytestmark = pytest.mark.usefixtures("exact_and_idle_afterwards")
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("exact_and_idle_afterwards")]
 
 
 @contextmanager

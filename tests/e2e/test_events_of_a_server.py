@@ -28,6 +28,7 @@ def pages_of(server: LiveServer, prompt: str) -> dict[str, int]:
     return {tier: n_tokens // 16 for tier, n_tokens in found["matched_tokens"].items()}
 
 
+@pytest.mark.nightly
 def test_subscribers_know_what_each_tier_has(start: Start, endpoints: tuple[str, str], tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
     with (

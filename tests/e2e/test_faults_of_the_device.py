@@ -40,6 +40,7 @@ def code(reply: httpx.Response) -> tuple[int, str]:
     return reply.status_code, reply.json()["error"]["code"]
 
 
+@pytest.mark.nightly
 def test_the_requests_of_a_step_without_memory_are_retried_alone(checked_server: LiveServer) -> None:
     healthy = {"prompt": prompts(6), "max_tokens": 12}
     (alone,) = send_all(checked_server, healthy)
@@ -49,6 +50,7 @@ def test_the_requests_of_a_step_without_memory_are_retried_alone(checked_server:
     assert token_ids(crowd[1]) == token_ids(send_all(checked_server, unlucky)[0])
 
 
+@pytest.mark.nightly
 def test_only_a_request_that_breaks_every_step_fails(checked_server: LiveServer) -> None:
     healthy = {"prompt": prompts(6), "max_tokens": 40}
     (alone,) = send_all(checked_server, healthy)
@@ -59,6 +61,7 @@ def test_only_a_request_that_breaks_every_step_fails(checked_server: LiveServer)
         assert code(failed) == code(again) == (500, "device_error")
 
 
+@pytest.mark.nightly
 def test_one_step_that_is_not_finite_fails_no_request(checked_server: LiveServer) -> None:
     faulty = {"prompt": [*range(100, 140), *NOT_FINITE_ONCE], "max_tokens": 8}
     healthy = {"prompt": prompts(4), "max_tokens": 12}

@@ -15,6 +15,7 @@ from support.live import COMMAND_LINE, LIMIT_S, LiveServer, serving, wait_for
 LONG = {"max_tokens": 2000, "ignore_eos": True}
 
 
+@pytest.mark.nightly
 def test_a_full_queue_refuses_at_once_with_retry_after(checked_server: LiveServer) -> None:
     body = {**LONG, "prompt": [f"{i} hello" for i in range(64)]}
     reply = checked_server.http.post("/v1/completions", json=body)
@@ -26,6 +27,7 @@ def test_a_full_queue_refuses_at_once_with_retry_after(checked_server: LiveServe
     assert reply.status_code == 200
 
 
+@pytest.mark.nightly
 def test_a_full_queue_in_a_stream(checked_server: LiveServer) -> None:
     """The request is refused, or its stream ends with an error if some of its prompts already ran."""
     body = {**LONG, "prompt": [f"{i} hello" for i in range(64)], "stream": True}

@@ -36,6 +36,7 @@ def socket_path(checked_server: LiveServer) -> Iterator[Path]:
     assert list(checked_server.folder.glob("radixkv-*")) == [path.parent]
 
 
+@pytest.mark.nightly
 def test_garbage_and_foreign_peers_are_dropped_and_counted(checked_server: LiveServer, socket_path: Path) -> None:
     dropped = checked_server.metric("frames_dropped_total")
     frames = [b"", b"garbage", b"\x91" * 10_000, *map(encode, (Hello(WIRE_VERSION), Drain(), Cancel("x")))]

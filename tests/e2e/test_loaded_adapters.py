@@ -135,6 +135,7 @@ def test_sglangs_routes(server: LiveServer, adapters: Path, folder: Path) -> Non
     assert reply.json() == {"success": True, "error_message": "", "loaded_adapters": {}}
 
 
+@pytest.mark.nightly
 def test_unloading_lets_running_requests_end(
     server: LiveServer, adapters: Path, folder: Path, expected: dict[str, list[int]]
 ) -> None:
@@ -164,6 +165,7 @@ def test_unloading_lets_running_requests_end(
     assert whole["choices"][0]["token_ids"] == tokens, "as with the adapter all the time"
 
 
+@pytest.mark.nightly
 def test_the_adapters_are_back_after_the_runtime_was_killed(
     server: LiveServer, adapters: Path, folder: Path, expected: dict[str, list[int]]
 ) -> None:
@@ -182,6 +184,7 @@ def test_the_adapters_are_back_after_the_runtime_was_killed(
     assert answer(server, "other")[0] == expected["sql"]
 
 
+@pytest.mark.nightly
 def test_loads_beside_requests(
     server: LiveServer, adapters: Path, folder: Path, expected: dict[str, list[int]]
 ) -> None:

@@ -68,6 +68,7 @@ def test_what_needs_all_pages_is_a_400(server: LiveServer, body: dict[str, Any],
     assert reply.json()["error"]["param"] == param
 
 
+@pytest.mark.nightly
 def test_a_server_with_a_budget_marks_all_answers(tmp_path: Path) -> None:
     flags = ("--kv-eviction", "paged", "--kv-budget", "32", "--served-model-name", "tiny")
     messages = [{"role": "user", "content": PROMPT}]

@@ -71,6 +71,7 @@ def test_adapters_of_ranks_are_there_again_after_a_rank_has_died(
         assert live.complete(model="sql", prompt=[1, 2, 3], max_tokens=4)["usage"]["completion_tokens"] == 4
 
 
+@pytest.mark.nightly
 def test_a_server_of_one_device_has_one_rank(server: LiveServer) -> None:
     info = server.http.get("/server_info").json()
     assert (info["device"], info["tensor_parallel_size"]) == ("cpu", 1)

@@ -52,6 +52,7 @@ def test_other_prompts_use_both(replicas: LiveServer) -> None:
     assert all(now > earlier for now, earlier in zip(after, before, strict=True))
 
 
+@pytest.mark.nightly
 def test_answers_are_those_of_one_runtime(replicas: LiveServer, server: LiveServer) -> None:
     fields = {"prompt": [[n] * 40 for n in range(1, 7)], "max_tokens": 12, "temperature": 0.8, "seed": 3}
     texts = [[choice["text"] for choice in live.complete(**fields)["choices"]] for live in (replicas, server)]

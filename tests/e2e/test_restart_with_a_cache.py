@@ -46,6 +46,7 @@ def flags(folder: Path) -> tuple[str, ...]:
     return (*TIERS, "--cache-dir", str(folder))
 
 
+@pytest.mark.nightly
 def test_a_prompt_is_cached_after_a_restart(start: Start, folder: Path, flags: tuple[str, ...]) -> None:
     with start(*flags) as server:
         answer, n_cached = ask(server, PROMPTS[0])

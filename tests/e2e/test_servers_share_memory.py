@@ -93,6 +93,7 @@ def test_a_second_server_finds_the_prefixes_of_the_first(start: Start) -> None:
         assert third.metric("store_pages_fetched_total") > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "flags",
     [

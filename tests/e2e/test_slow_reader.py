@@ -45,6 +45,7 @@ def test_a_stalled_reader_is_ended(checked_server: LiveServer) -> None:
     assert last["error"]["code"] == "client_too_slow", last
 
 
+@pytest.mark.nightly
 def test_a_stalled_reader_delays_no_other_client(checked_server: LiveServer) -> None:
     """A slow reader delays nobody, and leaves nothing when it disconnects while the server waits for it."""
     canary = checked_server.canary()

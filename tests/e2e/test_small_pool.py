@@ -13,6 +13,8 @@ import pytest
 
 from support.live import LIMIT_S, LiveServer, serving
 
+pytestmark = pytest.mark.nightly
+
 SMALL = ("--max-total-tokens", "512", "--max-num-batched-tokens", "256", "--max-num-seqs", "8")
 RULES = "You are a patient teacher of mathematics who answers in short steps, and writes the result on a line."
 STORY = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month? " * 3

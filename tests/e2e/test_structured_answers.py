@@ -29,6 +29,7 @@ FORMATS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.nightly
 def test_a_server_without_grammars_refuses_structured_outputs(server: LiveServer) -> None:
     before = server.canary()
     reply = server.http.post("/v1/chat/completions", json={"messages": MESSAGES, **FORMATS[0]})

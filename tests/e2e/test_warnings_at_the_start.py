@@ -33,6 +33,7 @@ def test_a_small_pool_and_a_missing_tokenizer_give_warnings(sensitive: Path, tmp
     assert [line for line in lines if "tokenizer.json" in line and "--tokenizer" in line]
 
 
+@pytest.mark.nightly
 def test_a_server_without_limits_gives_no_warning(plain_server: LiveServer) -> None:
     errors = (plain_server.folder / "errors").read_text()
     assert not any(text in errors for text in ("max_model_len", "tokenizer.json"))

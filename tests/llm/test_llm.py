@@ -317,6 +317,7 @@ def test_a_call_during_a_stream_is_rejected_and_the_stream_continues(llm: LLM) -
     assert list(stream)[-1].outputs == whole.outputs
 
 
+@pytest.mark.nightly
 def test_the_prompt_with_the_lowest_priority_goes_first(sensitive: Path) -> None:
     llm = LLM(sensitive, device="cpu", max_total_tokens=4096, max_model_len=256, max_num_seqs=1)
     priorities = [5] * 200

@@ -182,6 +182,7 @@ def test_preempted_answers_go_on(folders: Path) -> None:
     assert [output.outputs for output in together] == alone
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("n_new", rest_nightly([12, 50], kept=(0,)))
 def test_drafts_change_no_answer(folders: Path, n_new: int) -> None:
     """Those from the cache and from the prompt would go across marks."""
@@ -223,6 +224,7 @@ def test_tiers_keep_what_each_has_computed(folders: Path, tmp_path: Path) -> Non
         assert (same.num_fetched_tokens, same.num_cached_tokens, same.outputs) == (16, 80, expected[JUDGE])
 
 
+@pytest.mark.nightly
 def test_host_memory_keeps_them(folders: Path) -> None:
     settings = {
         "host_memory_bytes": 1 << 24,
@@ -329,6 +331,7 @@ def test_pins_and_invalidations(llm: LLM) -> None:
     assert {llm.explain(PROMPT, lora_request=request).n_cached for request in (None, JUDGE, RANK)} == {0}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("given", rest_nightly([JUDGE, None], kept=(0,)))
 def test_an_invalidated_conversation_loses_its_earlier_turns_in_all_tiers(
     folders: Path, tmp_path: Path, given: LoRARequest | None

@@ -81,7 +81,7 @@ def adapters_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
                 {"host_memory": "4MiB", "load_policy": "always", "max_total_tokens": 512, "max_model_len": 128},
             ],
         ),
-        kept=(2, 7),
+        kept=(7,),
     ),
 )
 def test_adapters_take_turns(
@@ -102,6 +102,7 @@ def test_adapters_take_turns(
     assert stats.slot_loads_total >= 4, "each in both rounds, but those that were there"
 
 
+@pytest.mark.nightly
 def test_choices_and_beams_take_turns(folder: Path) -> None:
     sampled = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True, logprobs=1)
     beams = BeamSearchParams(beam_width=3, max_tokens=5, ignore_eos=True)

@@ -155,6 +155,7 @@ def count_drafts(llm: LLM) -> tuple[int, int]:
     return drafts.draft_tokens_total, drafts.accepted_tokens_total
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("engines", rest_nightly(ENGINES, kept=(1,)), indirect=True)
 def test_a_text_that_repeats_itself_takes_fewer_steps(engines: tuple[LLM, LLM]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True, logit_bias={7: 90.0})

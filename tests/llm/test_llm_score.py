@@ -81,6 +81,7 @@ def test_scores_are_those_of_the_model_card(max_num_batched_tokens: int, reranke
     torch.testing.assert_close(found, oracle(reranker, prompts), rtol=0, atol=2e-5)
 
 
+@pytest.mark.nightly
 def test_scores_in_bfloat16_are_near_those_in_float32(reranker: Path) -> None:
     prompts = [card_prompt(QUERY, document) for document in DOCUMENTS]
     exact, other = oracle(reranker, prompts), oracle(reranker, prompts, torch.bfloat16)

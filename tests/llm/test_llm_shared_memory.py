@@ -67,6 +67,7 @@ def test_an_engine_goes_on_from_what_another_has_computed(tmp_path: Path, name: 
     assert disk.pages_written_total < 60
 
 
+@pytest.mark.nightly
 def test_models_share_a_segment_if_their_pages_have_the_same_size(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     shared = {

@@ -102,6 +102,7 @@ def test_turns_that_repeat_answers_go_on_from_their_ends_with_the_bits_of_cold_o
     assert [output.num_cached_tokens for _, output in warm] == [0, *ends[:-1]]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_stopped", rest_nightly([False, True], kept=(1,)), ids=["length", "stop"])
 def test_an_answer_that_ends_at_a_state_and_one_token_before_and_behind(folder: Path, is_stopped: bool) -> None:
     """The state is that of tokens that are known: steps that were launched before the end count for nothing."""
@@ -230,6 +231,7 @@ def test_an_explanation_says_where_the_nearest_state_is(folder: Path) -> None:
     assert (again.reason, again.n_cached, again.n_without_state) == ("whole", 256, 0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("settings", "n_hits"),
     rest_nightly(
@@ -294,6 +296,7 @@ def test_beams_are_those_of_transformers_whatever_the_memory(folder: Path) -> No
         )
 
 
+@pytest.mark.nightly
 def test_states_come_back_from_host_memory(folder: Path) -> None:
     """Chats of a system prompt and their turns, of two salts; other prompts take the device's pages and states."""
     system = [*text(141, 1), END]

@@ -60,6 +60,7 @@ def place_of(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
     return settings
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "scheme"),
     [

@@ -167,6 +167,7 @@ def test_a_turn_that_repeats_the_answer_goes_on_behind_it(folder: Path) -> None:
     assert [bits(warm)] == cold_bits(folder, [turn])
 
 
+@pytest.mark.nightly
 @of_gemma
 def test_one_token_more_or_less_than_a_page_and_the_whole_prompt_again(folder: Path) -> None:
     """Also prompts that are shorter than the window, whose answers pass it."""
@@ -180,6 +181,7 @@ def test_one_token_more_or_less_than_a_page_and_the_whole_prompt_again(folder: P
     assert [one.num_cached_tokens for one in warm][6:] == [288, 0, 16, 32, 48, 256]
 
 
+@pytest.mark.nightly
 @of_gemma
 @pytest.mark.parametrize(
     "settings",
@@ -244,6 +246,7 @@ def test_an_explanation_says_where_the_nearest_window_is(folder: Path) -> None:
     assert (again.reason, again.n_cached) == ("differs", 192)
 
 
+@pytest.mark.nightly
 @of_gemma
 def test_beams_and_a_salt(folder: Path) -> None:
     """Beams fork again and again; a salt finds no window of another."""

@@ -34,6 +34,7 @@ def sharing(folder: Path, **settings: Any) -> LLM:
     return llm
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(2,)), indirect=True)
 def test_engines_start_from_the_windows_of_each_other_with_the_bits_of_cold_prompts(
     folder: Path, objects: FakeObjects
@@ -58,6 +59,7 @@ def test_engines_start_from_the_windows_of_each_other_with_the_bits_of_cold_prom
     assert (disk.pages_lost_total, shared.failures_total) == (0, 0)
 
 
+@pytest.mark.nightly
 @of_gemma
 @pytest.mark.parametrize(("what", "is_deleted"), covering(("window", "page"), (False, True)))
 def test_a_prompt_goes_on_from_an_earlier_window_if_an_object_is_damaged_or_deleted(

@@ -53,6 +53,7 @@ def served(llm: LLM, prompts: list[list[int]]) -> tuple[list[Any], list[int]]:
     return [bits(one) for one in warm], [one.num_cached_tokens for one in warm]
 
 
+@pytest.mark.nightly
 @of_each_kind
 def test_chats_that_were_evicted_are_loaded_with_the_bits_of_cold_ones(folder: Path) -> None:
     """A window page that tails share is in host memory once, and is loaded only where the device lacks it."""
@@ -66,6 +67,7 @@ def test_chats_that_were_evicted_are_loaded_with_the_bits_of_cold_ones(folder: P
     assert warm == cold_bits(folder, [*CHATS, *TURNS, CHATS[0]])
 
 
+@pytest.mark.nightly
 @of_gemma
 def test_host_memory_that_is_too_small_for_all_chats_loses_the_oldest(folder: Path) -> None:
     turns = TURNS[::-1]

@@ -43,11 +43,11 @@ def covering(*axes: Sequence[Any]) -> list[ParameterSet]:
 
 
 def examples(n: int, **limits: Any) -> settings:
-    """Returns the settings of a test with random examples: ``n`` at night, 5% of them with every change.
+    """Returns the settings of a test with random examples: ``n`` at night, 3% of them with every change.
 
     Args:
-        n: of the profile "nightly". Up to 5 of them run with every change, too.
+        n: of the profile "nightly". Up to 3 of them run with every change, too.
         limits: more arguments of ``hypothesis.settings``.
     """
     share = settings.default.max_examples / settings.get_profile("nightly").max_examples
-    return settings(max_examples=max(min(n, 5), int(n * share)), **limits)
+    return settings(max_examples=max(min(n, 3), int(n * share)), **limits)

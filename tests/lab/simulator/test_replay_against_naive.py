@@ -180,6 +180,7 @@ def random_chats(seed):
     return BlockTraffic(requests, BLOCK, "blocks")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("policy", rest_nightly(["lru", "adaptive", "oracle"], kept=(0,)))
 def test_a_large_disk_finds_what_an_infinite_cache_does_where_fetching_is_faster(policy):
     traffic = random_chats(2)
@@ -195,7 +196,7 @@ def test_a_large_disk_finds_what_an_infinite_cache_does_where_fetching_is_faster
     )
 
 
-@pytest.mark.parametrize("policy", rest_nightly(["lru", "lfuda", "adaptive", "oracle"], kept=(1, 2)))
+@pytest.mark.parametrize("policy", rest_nightly(["lru", "lfuda", "adaptive", "oracle"], kept=(2,)))
 def test_a_large_host_tier_finds_what_an_infinite_cache_does(policy):
     traffic = random_chats(1)
     infinite = Replay(traffic, CacheSettings(None, policy)).run()

@@ -111,6 +111,7 @@ def test_hits_equal_those_of_a_server_whose_pools_evict(workload, parameters, n_
     assert [one["capacity_tokens"] for one in (pooled, replicated, infinite)] == [2 * n_tokens, n_tokens, None]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("concurrency", "output_len"), rest_nightly([(16, 8), (1, 600)], kept=(0,)))
 def test_a_replica_gets_what_it_computes_now_and_what_it_has_since_long(
     concurrency, output_len, tmp_path, simulated
@@ -141,6 +142,7 @@ def test_one_server_beside_replicas_has_the_states_of_all(tmp_path, simulated):
     assert (pooled["n_states"], replicated["n_states"]) == (16, 8)
 
 
+@pytest.mark.nightly
 def test_a_prompt_that_was_evicted_since_goes_by_load(tmp_path, simulated):
     prompts = [list(range(1000 * n, 1000 * n + 320)) for n in (1, 2, 3, 4, 5, 1)]
     log = write_lines(tmp_path / "log.jsonl", *({"prompt_token_ids": prompt} for prompt in prompts))

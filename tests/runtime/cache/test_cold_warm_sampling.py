@@ -110,6 +110,7 @@ def test_choices_over_a_cached_prefix(checkpoint: Checkpoint, cold: Cold, kind: 
     assert all(server.outputs[seed].n_cached >= 12 for seed in PROMPTS)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", nightly_but(KINDS, "logprobs"))
 def test_choices_with_few_batch_slots_and_chunked_prefill(checkpoint: Checkpoint, cold: Cold, kind: str) -> None:
     server = warm_server(checkpoint, max_rows=4, budget=9)
@@ -117,6 +118,7 @@ def test_choices_with_few_batch_slots_and_chunked_prefill(checkpoint: Checkpoint
     assert all(server.outputs[seed].n_cached >= 12 for seed in PROMPTS)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", nightly_but(KINDS, "logprobs"))
 def test_choices_that_are_preempted(checkpoint: Checkpoint, cold: Cold, kind: str) -> None:
     server = CpuServer(checkpoint, n_pages=28, max_rows=8)

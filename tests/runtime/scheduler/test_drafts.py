@@ -59,9 +59,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("options", "sampling"), rest_nightly(product(OPTIONS, [GREEDY, SAMPLED]), kept=(1, 6, 9, 12))
-)
+@pytest.mark.parametrize(("options", "sampling"), rest_nightly(product(OPTIONS, [GREEDY, SAMPLED]), kept=(1, 12)))
 def test_answers_are_the_same_in_fewer_steps(sampling: RowSampling, options: dict[str, Any]) -> None:
     plain = run_engine(drafts=False, sampling=sampling, **options)
     drafted = run_engine(sampling=sampling, **options)

@@ -26,7 +26,7 @@ def found(engine: Engine, prompt: list[int]) -> int:
     return len(prompt) - sum(row[2] for row in engine.device.computed if row[0] == request.last_step)
 
 
-@pytest.mark.parametrize("n_shared", rest_nightly(range(130, 430), kept=(0, 198)))
+@pytest.mark.parametrize("n_shared", rest_nightly(range(130, 430), kept=(198,)))
 def test_all_prompts_after_the_second_find_the_fork_less_a_block(n_shared: int) -> None:
     """The first prompt of a stem is new, and the second shows where prompts fork."""
     one = engine(20)

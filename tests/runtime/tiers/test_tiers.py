@@ -15,6 +15,7 @@ from radixkv.runtime.tiers.stores import file_store
 from support.cases import rest_nightly
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("page_size", "max_model_len"), [(1024, 4096), (48, 200), (64, 40)])
 def test_a_disk_tier_with_pages_of_any_size(tmp_path: Path, page_size: int, max_model_len: int) -> None:
     llm = LLM(

@@ -123,7 +123,7 @@ def test_ragged_rows_of_all_kinds(shape: AttentionShape) -> None:
     check(shape, [None], DECODE, PROMPTS)
 
 
-@pytest.mark.parametrize("window", rest_nightly([1, 2, 16, 100, 256, 5000], kept=(0, 3, 5)))
+@pytest.mark.parametrize("window", rest_nightly([1, 2, 16, 100, 256, 5000], kept=(0, 3)))
 def test_windows_beside_layers_that_see_all(window: int) -> None:
     check(shape_of(), [window, None], DECODE, PROMPTS)
 

@@ -328,7 +328,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "message"), rest_nightly(REFUSED, kept=(0, 1)))
+@pytest.mark.parametrize(("settings", "message"), rest_nightly(REFUSED, kept=(0,)))
 def test_what_ranks_do_not_do_is_refused(settings: dict[str, object], message: str) -> None:
     before = ranks()
     with pytest.raises(ConfigError, match=message):

@@ -47,6 +47,11 @@ DIVIDED = [case for case in covering([*CHECKPOINTS], [2, 4]) if case.values not 
 DIVIDED += [pytest.param(*case) for case in DIVIDED_HYBRIDS]
 OF_EACH_KIND = ("grouped", "qwen3-moe", "gemma4-shared", "gpt-oss", "opt", "qwen3.5-moe", "nemotron-h")
 """Names of models that have attention, experts and states of each kind among them."""
+BY_DAY = [
+    case if case.values[0] in OF_EACH_KIND else pytest.param(*case.values, marks=pytest.mark.nightly)
+    for case in DIVIDED
+]
+"""All cases; those of other models run only at night."""
 
 
 class Answer(NamedTuple):
@@ -93,13 +98,7 @@ def take(result: StepResult, rows: Sequence[Row], found: Sequence[Answer]) -> No
             found[one.batch_slot].logprobs.append(logprobs.logprob)
 
 
-@pytest.mark.parametrize(
-    ("name", "n_ranks"),
-    [
-        case if case.values[0] in OF_EACH_KIND else pytest.param(*case.values, marks=pytest.mark.nightly)
-        for case in DIVIDED
-    ],
-)
+@pytest.mark.parametrize(("name", "n_ranks"), BY_DAY)
 def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) -> None:
     one = checkpoint(name)
     check_for_cpu(one, divided(n_ranks))
@@ -117,7 +116,7 @@ def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) ->
         assert after.logprobs == pytest.approx(before.logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize(("name", "n_ranks"), DIVIDED)
+@pytest.mark.parametrize(("name", "n_ranks"), BY_DAY)
 def test_ranks_have_the_bits_of_one_process_that_multiplies_in_slices(
     checkpoint: Get, name: str, n_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +173,7 @@ def divided(n_ranks: int) -> DeviceSettings:
     "name",
     rest_nightly(
         ["grouped", "biased", "gemma3", "gpt-oss", "qwen3.5", "qwen3-next", "nemotron-h", "gemma4-moe"],
-        kept=(1, 3, 4, 6),
+        kept=(3, 4),
     ),
 )
 def test_chunks_change_no_bit(checkpoint: Get, name: str) -> None:

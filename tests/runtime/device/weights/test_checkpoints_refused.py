@@ -371,7 +371,7 @@ def test_layers_with_experts(n_experts: str) -> None:
     assert [layer for layer in range(6) if config.experts_of(layer)] == [1, 5]
 
 
-@pytest.fixture(params=nightly_but(["biased", *OTHERS], "biased", "qwen3-moe", "gemma4-moe", "gpt-oss", "opt"))
+@pytest.fixture(params=nightly_but(["biased", *OTHERS], "biased", "gemma4-moe", "gpt-oss"))
 def other_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     save_checkpoint(tmp_path, **CHECKPOINTS[request.param])
     return tmp_path
