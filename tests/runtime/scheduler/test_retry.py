@@ -19,10 +19,10 @@ def test_pages_of_a_failed_step_are_never_read() -> None:
     engine = Engine()
     engine.add(prompt(17), max_tokens=6)
     engine.launch()
-    assert engine.cache.tree.match(Namespace(), bytes(engine.requests["r0"].tokens)) == 16
+    assert engine.cache.tree.match(Namespace(), bytes(engine.requests["r0"].known_key)) == 16
     engine.device.fail_steps = {0}
     engine.collect()
-    assert engine.cache.tree.match(Namespace(), bytes(engine.requests["r0"].tokens)) == 0
+    assert engine.cache.tree.match(Namespace(), bytes(engine.requests["r0"].known_key)) == 0
     engine.run_to_the_end()
 
 

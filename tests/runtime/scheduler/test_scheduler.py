@@ -278,7 +278,7 @@ def test_abort_while_waiting_running_and_in_flight() -> None:
 def test_a_leaked_lease_is_found_when_idle() -> None:
     engine = Engine()
     engine.serve(prompt(17), max_tokens=1)
-    engine.cache.open(Namespace(), bytes(engine.requests["r0"].tokens))
+    engine.cache.open(Namespace(), bytes(engine.requests["r0"].known_key))
     with pytest.raises(InvariantError, match="4 pages"):
         engine.scheduler.check()
 
