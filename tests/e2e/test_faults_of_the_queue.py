@@ -15,7 +15,6 @@ from support.live import COMMAND_LINE, LIMIT_S, LiveServer, serving, wait_for
 LONG = {"max_tokens": 2000, "ignore_eos": True}
 
 
-@pytest.mark.nightly
 def test_a_full_queue_refuses_at_once_with_retry_after(checked_server: LiveServer) -> None:
     body = {**LONG, "prompt": [f"{i} hello" for i in range(64)]}
     reply = checked_server.http.post("/v1/completions", json=body)
