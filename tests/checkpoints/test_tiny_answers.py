@@ -74,6 +74,7 @@ def test_it_finds_facts_in_documents(llm: LLM) -> None:
     assert share_right(llm.generate(prompts, ANSWER), problems) >= MIN_SHARE_RIGHT
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("n", rest_nightly([4, 20], kept=(0,)))
 @pytest.mark.parametrize("family", rest_nightly(["agents", "made_tools", "extraction", "reasoning"], kept=(1, 3)))
 def test_it_calls_tools_extracts_and_thinks(llm: LLM, family: str, n: int) -> None:

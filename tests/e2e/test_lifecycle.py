@@ -99,6 +99,7 @@ def test_the_runtime_ends_with_a_killed_frontend(start: Start) -> None:
         wait_for(lambda: not is_running(live.runtime_pid), "the runtime is still there")
 
 
+@pytest.mark.nightly
 def test_sigterm_lets_running_requests_end_and_no_stalled_uploads(
     start_without_timeouts: Start, tmp_path: Path
 ) -> None:

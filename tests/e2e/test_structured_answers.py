@@ -136,6 +136,7 @@ def test_several_choices_have_reasoning_each(thinking: LiveServer) -> None:
             assert set(json.loads(choice["message"]["content"])) == {"hour"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("thinking", KINDS, indirect=True, scope="module")
 def test_responses_and_messages(thinking: LiveServer) -> None:
     schema = {"type": "json_schema", "name": "opening", "schema": HOUR}

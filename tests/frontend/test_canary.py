@@ -154,6 +154,7 @@ def other(seed: int, n_tokens: int = 70) -> list[int]:
     return [100 + (seed * 37 + i * (seed + 3)) % 900 for i in range(n_tokens)]
 
 
+@pytest.mark.nightly
 def test_many_rounds_are_silent_and_no_statistics_count_them(run: Run) -> None:
     async def test(world: World) -> None:
         await world.ask(other(1))
@@ -196,6 +197,7 @@ def test_rounds_are_right_while_others_fill_the_pool(run: Run) -> None:
     run(POOL, test)
 
 
+@pytest.mark.nightly
 def test_each_tier_is_checked(run: Run, tmp_path: Path) -> None:
     async def test(world: World) -> None:
         for _ in range(9):
@@ -238,6 +240,7 @@ def test_a_changed_bit_of_the_pool_is_found_and_its_path_dropped(run: Run) -> No
     run(POOL, test)
 
 
+@pytest.mark.nightly
 def test_what_the_host_tier_has_changed_is_found_as_it_comes_back(run: Run) -> None:
     async def test(world: World) -> None:
         await world.canary.check()

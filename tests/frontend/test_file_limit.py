@@ -25,6 +25,7 @@ def limits(soft: int, hard: int, n_rows: int | None) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("n_rows", [None, 36])
 def test_the_soft_limit_is_raised_to_the_hard_limit(n_rows: int | None) -> None:
     assert limits(256, 500, n_rows) == ("500 500\n", "")

@@ -119,6 +119,7 @@ def test_a_killed_runtime_is_started_again_without_its_requests() -> None:
     run(test)
 
 
+@pytest.mark.nightly
 def test_a_runtime_that_dies_at_its_start_ends_it_after_the_limit() -> None:
     async def test() -> None:
         async with supervised(DIES_AT_START, max_restarts=3) as state:
@@ -150,6 +151,7 @@ def test_a_start_that_fails_is_tried_again() -> None:
     run(test)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("has_settled", [False, True])
 def test_restarts_count_until_a_runtime_has_served_for_long(has_settled: bool) -> None:
     async def test() -> None:

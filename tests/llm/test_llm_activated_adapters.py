@@ -202,6 +202,7 @@ def test_drafts_change_no_answer(folders: Path, n_new: int) -> None:
     assert n_drafts[1] is not None
 
 
+@pytest.mark.nightly
 def test_tiers_keep_what_each_has_computed(folders: Path, tmp_path: Path) -> None:
     """After a restart, too, where another adapter has the name of the first one; and another server's store."""
     with opened(folders / "base", lora_modules=modules(folders)) as llm:
@@ -360,6 +361,7 @@ def test_an_invalidated_conversation_loses_its_earlier_turns_in_all_tiers(
         assert [cached(turn) for turn in turns] == [64, 64, 64]
 
 
+@pytest.mark.nightly
 def test_other_bytes_under_a_name_never_hit_and_the_same_ones_do(folders: Path) -> None:
     long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     with opened(folders / "base", lora_modules=modules(folders)) as llm:

@@ -69,6 +69,7 @@ def adapters_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("max_loras", "settings"),
     rest_nightly(

@@ -186,6 +186,7 @@ def test_loads_and_unloads_beside_running_answers(llm: LLM, folders: Path, alone
         assert tokens == list(alone[index].outputs[0].token_ids)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["wide", "narrow", "head", "base", "nowhere"])
 def test_bad_adapters_are_refused_as_by_one_process(llm: LLM, folders: Path, name: str) -> None:
     """Also at the start, before ranks begin."""

@@ -112,6 +112,7 @@ def test_the_width_is_at_most_64(llm: LLM, oracle: Oracle) -> None:
     check(found, oracle.search(prompt_ids, params))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "settings",
     rest_nightly(

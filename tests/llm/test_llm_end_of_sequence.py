@@ -65,6 +65,7 @@ def test_beams_end_with_it(llm: LLM, end: int) -> None:
     assert (best.finish_reason, best.tokens[-1]) == ("stop", end)
 
 
+@pytest.mark.nightly
 def test_grammars_end_with_it(llm: LLM, end: int) -> None:
     wanted = answer(llm, structured_outputs=StructuredOutputs(regex="[0-9]{2}"))
     assert (len(wanted.text), wanted.finish_reason, wanted.token_ids[-1]) == (2, "stop", end)

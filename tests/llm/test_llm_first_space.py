@@ -92,6 +92,7 @@ def test_a_continued_message_keeps_the_space(llm: LLM, cat: int) -> None:
     assert output.outputs[0].text == " cat"
 
 
+@pytest.mark.nightly
 def test_beams_read_as_their_tokens_together(llm: LLM, folder: Path) -> None:
     (output,) = llm.generate(PROMPT, BeamSearchParams(beam_width=3, max_tokens=4).sampling, use_tqdm=False)
     tokenizer = Tokenizer.load(folder)

@@ -158,6 +158,7 @@ def test_bits_of_many_chats_that_repeat_answers(folder: Path, settings: dict[str
         llm._open_loop.check()
 
 
+@pytest.mark.nightly
 def test_one_token_more_or_less_than_a_state_and_the_whole_prompt_again(folder: Path) -> None:
     """The last token of a prompt is always computed: a prompt that ends at a state goes on from the one before."""
     long = text(300, 1)
@@ -172,6 +173,7 @@ def test_one_token_more_or_less_than_a_state_and_the_whole_prompt_again(folder: 
     assert found[8:] == [256, 128, 128, 192, 192, 192, 256, 256]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "settings",
     rest_nightly(

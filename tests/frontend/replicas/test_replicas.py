@@ -147,6 +147,7 @@ def test_one_death_loses_the_requests_of_one_replica() -> None:
     run(test)
 
 
+@pytest.mark.nightly
 def test_what_must_reach_every_cache_fails_while_one_is_down() -> None:
     async def test() -> None:
         async with replicas() as state:
@@ -169,6 +170,7 @@ def test_what_must_reach_every_cache_fails_while_one_is_down() -> None:
     run(test)
 
 
+@pytest.mark.nightly
 def test_requests_are_refused_while_all_are_down_and_the_server_ends_with_the_last() -> None:
     async def test() -> None:
         async with replicas(DIES_AT_START, max_restarts=1) as state:
@@ -204,6 +206,7 @@ def test_a_replica_that_does_not_start_again_leaves_the_others_at_work(capfd: py
     run(test)
 
 
+@pytest.mark.nightly
 def test_the_end_kills_the_replicas_that_work_and_drains_the_others() -> None:
     """An idle replica may still write pages to disk."""
 
@@ -221,6 +224,7 @@ def test_the_end_kills_the_replicas_that_work_and_drains_the_others() -> None:
     run(test)
 
 
+@pytest.mark.nightly
 def test_a_server_that_drains_refuses_requests_and_still_shows_its_counters() -> None:
     async def test() -> None:
         async with replicas() as state:
@@ -259,6 +263,7 @@ def test_a_server_that_drains_takes_the_rest_of_what_has_begun(is_one: bool, n_r
     run(test)
 
 
+@pytest.mark.nightly
 def test_what_has_begun_is_refused_once_the_runtime_is_gone() -> None:
     async def test() -> None:
         async with replicas() as state:
@@ -297,6 +302,7 @@ def test_a_start_that_fails_leaves_no_process(second: list[str], message: str) -
     run(test)
 
 
+@pytest.mark.nightly
 def test_replicas_may_have_pools_of_different_sizes() -> None:
     async def test() -> None:
         each = [RuntimeClient(Metrics()) for _ in range(2)]
@@ -390,6 +396,7 @@ def test_the_health_check_generates_a_token_in_each_replica(
     run(test)
 
 
+@pytest.mark.nightly
 def test_the_health_check_names_a_replica_without_an_answer(
     served_model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,6 +410,7 @@ def test_the_health_check_names_a_replica_without_an_answer(
     run(test)
 
 
+@pytest.mark.nightly
 def test_the_tree_tells_the_replicas_apart(served_model: ServedModel) -> None:
     async def test() -> None:
         async with replicas() as state, browser(state.client, served_model) as http:
@@ -417,6 +425,7 @@ def test_the_tree_tells_the_replicas_apart(served_model: ServedModel) -> None:
     run(test)
 
 
+@pytest.mark.nightly
 def test_block_tables_are_asked_of_the_replicas_that_have_the_request(served_model: ServedModel) -> None:
     async def test() -> None:
         async with replicas() as state, browser(state.client, served_model) as http:
@@ -467,6 +476,7 @@ def test_a_pin_is_renewed_where_it_is_and_a_new_one_goes_where_the_prompt_is() -
     run(test)
 
 
+@pytest.mark.nightly
 def test_a_prompt_is_refused_when_all_queues_are_full() -> None:
     async def test() -> None:
         async with replicas(flags=[["is_full"]] * 3) as state:
@@ -477,6 +487,7 @@ def test_a_prompt_is_refused_when_all_queues_are_full() -> None:
     run(test)
 
 
+@pytest.mark.nightly
 def test_a_full_queue_refuses_at_once_what_others_may_not_take() -> None:
     """What is sent to one replica alone, as by the canary, and what is sent before a drain."""
 
@@ -494,6 +505,7 @@ def test_a_full_queue_refuses_at_once_what_others_may_not_take() -> None:
     run(test)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("flags", [[["is_full"], []], [[], ["is_full"]]])
 def test_a_server_that_drains_answers_what_a_full_queue_has_refused(flags: list[list[str]]) -> None:
     """It was accepted before. The server is not idle once it has gone to a replica that was."""
@@ -516,6 +528,7 @@ def test_a_server_that_drains_answers_what_a_full_queue_has_refused(flags: list[
     run(test)
 
 
+@pytest.mark.nightly
 def test_what_a_full_queue_refuses_goes_to_the_next_best_and_is_counted_there() -> None:
     async def test() -> None:
         async with replicas(flags=[["is_full"], ["is_empty"], []]) as state:
@@ -560,6 +573,7 @@ async def pausing_turn(client: ReplicasClient, name: str, resumes: str = "", max
                 group.begin_pause(delta, ())
 
 
+@pytest.mark.nightly
 def test_a_chat_that_goes_on_in_another_replica_ends_its_pause_in_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -590,6 +604,7 @@ def test_a_chat_that_goes_on_in_another_replica_ends_its_pause_in_the_first(
     run(test)
 
 
+@pytest.mark.nightly
 def test_a_turn_that_is_cancelled_at_once_ends_no_pause_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         ended: list[str] = []

@@ -45,6 +45,7 @@ def test_a_run_prints_its_table_and_appends_its_line(fake, tmp_path):
     assert fake.flushed == [("POST", "/flush_cache")]
 
 
+@pytest.mark.nightly
 def test_the_same_seed_gives_the_same_requests_and_digest(completed):
     one, same, other = (completed(*SMALL, "--seed", seed)[1]["outputs_sha256"] for seed in (1, 1, 2))
     assert one == same != other
@@ -156,6 +157,7 @@ def test_what_became_of_drafts_is_in_table_line_and_page(fake, tmp_path, complet
         assert re.search(rf"{re.escape(label)}</t[hd]>\s*<td>{value}</td>", page), label
 
 
+@pytest.mark.nightly
 def test_runs_with_drafts_are_compared_with_those_without(fake, tmp_path, inside, started, capsys):
     off, on = tmp_path / "off.jsonl", tmp_path / "on.jsonl"
     config = '{"method":"tree","num_speculative_tokens":4,"prompt_lookup_max":8,"prompt_lookup_min":2}'
@@ -213,6 +215,7 @@ def test_a_trace_is_sent_at_its_arrival_times(fake, tmp_path, inside, completed)
     assert line["duration"] >= 0.4  # the data set's 20 s or more at speed 50
 
 
+@pytest.mark.nightly
 def test_long_requests_of_a_trace_are_skipped_or_scaled(fake, tmp_path, completed):
     rows = [{"timestamp": n, "input_length": 40 * 9**n, "output_length": 8, "hash_ids": [n]} for n in range(2)]
     trace = write_lines(tmp_path / "trace.jsonl", *rows)
@@ -254,6 +257,7 @@ def test_a_models_revision_does_not_apply_to_another_tokenizer(fake, inside):
     assert all(isinstance(body["prompt"], list) for body in fake.bodies)
 
 
+@pytest.mark.nightly
 def test_charts_are_written(fake, tmp_path, inside):
     code, output, _ = inside("--base-url", fake.address, *SMALL, "--plot", tmp_path / "charts")
     assert code == 0

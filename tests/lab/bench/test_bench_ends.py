@@ -52,6 +52,7 @@ def interrupted(fake, number, n_requests, *flags):
     return output, errors
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", rest_nightly([signal.SIGINT, signal.SIGTERM], kept=(0,)))
 def test_ctrl_c_during_warm_up_ends_the_run_without_a_result(fake, number):
     fake.stall = 30.0

@@ -49,6 +49,7 @@ def planned(folder: Path, model: str | Path, *flags: str) -> Any:
     return read_lines(file)[-1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "n_ranks"),
     [

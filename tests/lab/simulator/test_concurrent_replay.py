@@ -43,6 +43,7 @@ def random_prompts(seed, n_prompts):
     return prompts
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("n_pages", rest_nightly([8, 13, 40, 2000], kept=(1,)))
 def test_cached_tokens_equal_those_of_the_engine(n_pages, tmp_path):
     prompts = random_prompts(seed=n_pages, n_prompts=60)
@@ -96,6 +97,7 @@ def fan_outs(random, n_groups, n_children):
     return prompts
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", rest_nightly([1, 2, 3], kept=(0,)))
 def test_fan_outs_of_a_model_with_states_find_what_they_find_in_the_engine(hybrid, seed):
     """All prompts come at once. Each prefix is computed once, up to a block where the children leave each other."""

@@ -77,6 +77,7 @@ async def replicas(folder: Path, n_tokens: int) -> AsyncIterator[tuple[ReplicasC
             await joint.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("workload", "parameters", "n_tokens"),
     rest_nightly(

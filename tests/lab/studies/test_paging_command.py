@@ -33,6 +33,7 @@ def run(*arguments: str) -> int:
     return main(["bench", "paging", *arguments])
 
 
+@pytest.mark.nightly
 def test_a_finished_workload_is_saved_when_the_next_one_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -172,6 +172,7 @@ def test_tenants_have_turns_by_their_weights(n_slots: int, few: list[str], weigh
     streams.front.adapters.close()
 
 
+@pytest.mark.nightly
 def test_three_tenants_share_two_slots() -> None:
     adapters = {"many": MANY[:3], "two": ["97", "98"], "one": ["99"]}
     streams = Streams(2, adapters, dict.fromkeys(adapters, 1.0))
@@ -191,6 +192,7 @@ def test_who_shares_an_adapter_has_at_least_half_of_the_slot_time() -> None:
     streams.front.adapters.close()
 
 
+@pytest.mark.nightly
 def test_nothing_is_saved_up_while_others_are_served() -> None:
     """A tenant that comes late has its share from then on, and not what it would have had before."""
     streams = Streams(1, {"many": MANY, "late": ["98", "99"]}, {"many": 1.0, "late": 1.0})
@@ -247,6 +249,7 @@ def test_nobody_waits_for_more_than_its_share_of_turns(
     check_waits(n_slots, adapters, dict(zip(adapters, weights, strict=False)), n_each)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "adapters",
     [

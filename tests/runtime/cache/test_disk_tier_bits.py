@@ -87,6 +87,7 @@ WHOLE = [len(prompt) - 1 for prompt in PROMPTS.values()]
 """All tokens of each prompt but the last one, which is computed in any case."""
 
 
+@pytest.mark.nightly
 def test_pages_that_the_host_tier_has_evicted_come_from_disk(restarts: Restarts) -> None:
     with restarts.server() as server:
         restarts.ask(server)
@@ -97,6 +98,7 @@ def test_pages_that_the_host_tier_has_evicted_come_from_disk(restarts: Restarts)
         assert server.disk.store.members[0].store.counts.n_lost == 0
 
 
+@pytest.mark.nightly
 def test_pages_are_fetched_and_loaded_while_their_requests_wait(restarts: Restarts) -> None:
     restarts.fill()
     with restarts.server(n_pages=100, max_rows=1) as server:
@@ -218,6 +220,7 @@ def test_another_pages_file_is_not_taken_for_a_page(restarts: Restarts) -> None:
         assert restarts.ask(server) == [0] * len(PROMPTS)
 
 
+@pytest.mark.nightly
 def test_what_is_before_a_lost_page_is_loaded(restarts: Restarts) -> None:
     files = restarts.fill()
     for file in sorted(files, key=lambda file: file.stat().st_mtime_ns)[1::2]:
@@ -258,6 +261,7 @@ def test_a_flush_empties_the_folder(restarts: Restarts) -> None:
     assert page_files(restarts.folder) == []
 
 
+@pytest.mark.nightly
 def test_a_host_tier_smaller_than_a_prompt(restarts: Restarts) -> None:
     restarts.fill()
     with restarts.server() as server:

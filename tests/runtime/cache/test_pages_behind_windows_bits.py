@@ -43,6 +43,7 @@ def expected(checkpoint: Checkpoint) -> tuple[CpuServer, Logits]:
     return answers(checkpoint, frees_behind=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("page_size", "budget", "n_pages"),
     rest_nightly([(4, 8, 30), (4, 32, 14), (16, 40, 6), (1, 16, 40)], kept=(1,)),

@@ -290,6 +290,7 @@ def test_a_request_that_has_lost_its_pages_while_a_step_ran_is_not_searched(
     assert set(searched) == {Phase.RUNNING}
 
 
+@pytest.mark.nightly
 def test_drafts_end_when_steps_without_them_have_become_faster() -> None:
     simulation = Simulation(repeated, 8, lambda n_rows: 3 * flat(n_rows), wait_s=2e-3)
     simulation.run(10.0)
@@ -308,6 +309,7 @@ def test_drafts_are_counted_by_source_and_steps_by_overlap() -> None:
     assert stats.drafts_total / 2 <= stats.steps_without_overlap_total < simulation.n_steps
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("room", rest_nightly([0, 2], kept=(1,)))
 def test_no_step_waits_for_drafts_that_have_no_room(room: int) -> None:
     simulation = Simulation(repeated, 32, flat, wait_s=1e-3)

@@ -121,6 +121,7 @@ def test_a_session_is_learnt_apart() -> None:
     assert found["long"] > found["short"]
 
 
+@pytest.mark.nightly
 @examples(20)
 @given(seed=st.integers(0, 1 << 16), full_rows=st.sampled_from((1, 8, 208)))
 def test_everybody_is_served_and_floors_hold(seed: int, full_rows: int) -> None:

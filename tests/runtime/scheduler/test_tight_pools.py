@@ -85,6 +85,7 @@ def test_requests_as_large_as_the_pool_share_it_and_finish(page_size: int, n_see
     assert n_cached > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("shares", rest_nightly([True, False], kept=(0,)))
 def test_unknown_output_lengths_cost_few_steps(shares: bool) -> None:
     """Without ``max_tokens`` each request may fill the pool. A preempted request does not wait for that much room,

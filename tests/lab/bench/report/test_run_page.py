@@ -33,6 +33,7 @@ def drawn(folder, *runs):
     return {path.name for path in folder.iterdir()}, page
 
 
+@pytest.mark.nightly
 def test_cache_off_and_on_give_every_chart_with_alt_text_and_all_metrics(tmp_path):
     machine = {"commit": "c0ffee", "processor": "<b>"}
     off = run_of(*answers(0.4, 0, right=True), cache="off", duration=20.0, environment=machine)

@@ -55,6 +55,7 @@ def test_a_data_set_gives_documents_questions_and_recorded_answers(tmp_path):
         make("pressure", Source(0, path), num_sessions=4)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("pool_tokens", "returns_to_cache"), rest_nightly([(512, False), (8192, True)], kept=(0,)))
 def test_a_pool_that_is_too_small_has_evicted_a_returning_chat(pool_tokens, returns_to_cache):
     requests = collect_requests(make("pressure", num_sessions=10, num_turns=2, num_facts=8).sessions)

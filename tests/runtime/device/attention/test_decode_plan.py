@@ -308,6 +308,7 @@ def test_a_token_and_its_drafts_are_read_together() -> None:
         assert step.n_items < 300
 
 
+@pytest.mark.nightly
 def test_partial_results_of_rows_with_drafts_fit_their_buffer() -> None:
     """They are more than in any other step, whose small tiles have fewer rows."""
     planner_sim = SimulatedPlanner(shared_kernel=None)

@@ -45,6 +45,7 @@ def two() -> Iterator[LLM]:
     assert has_ended(pid)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("host_memory_bytes", "n_starts"), rest_nightly([(8 << 20, 1), (8 << 20, 3), (None, 3)], kept=(0,))
 )
@@ -328,6 +329,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("settings", "message"), rest_nightly(REFUSED, kept=(0,)))
 def test_what_ranks_do_not_do_is_refused(settings: dict[str, object], message: str) -> None:
     before = ranks()

@@ -45,6 +45,7 @@ def started(model: Path, settings: DeviceSettings) -> RankProcesses:
     return ranks
 
 
+@pytest.mark.nightly
 def test_a_rank_that_dies_before_it_loads_refuses_the_start() -> None:
     before = set(children(os.getpid(), RANK))
     ranks = RankProcesses.start(3, "cpu")
