@@ -43,6 +43,13 @@ def test_streams_and_several_prompts_say_it_once(server: LiveServer) -> None:
     events = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
     assert events[-1]["usage"]["kv_eviction"] == whole["usage"]["kv_eviction"]
     assert whole["usage"]["kv_eviction"]["kv_budget"] == 32
+    lines = post(server, "/v1/completions", **body, kv_budget=32, stream=True).text.split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    marks = [event["kv_eviction"] for event in events if event["choices"][0]["finish_reason"]]
+    assert {name: sum(mark[name] for mark in marks) for name in USE - {"kv_budget"}} == {
+        name: whole["usage"]["kv_eviction"][name] for name in USE - {"kv_budget"}
+    }
+    assert sum("kv_eviction" in event for event in events) == len(marks) == 2
 
 
 @pytest.mark.parametrize(

@@ -114,12 +114,12 @@ def test_one_client_sends_the_requests_in_order_without_a_copy_of_all():
     tracemalloc.start()
     try:
         places = replay.rounds(exchanges, 1)
-        sent = [bytes(next(places)[0].request.prompt)]
+        sent = [bytes(next(places)[0].request.prompt_key)]
         n_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert n_bytes < n_recorded / 4
-    sent += [bytes(place.request.prompt) for (place,) in islice(places, 1, None, 2)]  # each answer has two places
+    sent += [bytes(place.request.prompt_key) for (place,) in islice(places, 1, None, 2)]  # each answer has two places
     assert sent == [one.prompt for one in exchanges]
 
 

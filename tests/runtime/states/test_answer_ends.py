@@ -67,6 +67,7 @@ def test_after_some_answers_that_were_not_repeated_none_is_saved_until_one_is() 
     assert chat(engine, 3, 5, repeats=True) == [0, 16, 80, 160, 224]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("n_tokens", rest_nightly([512, 64], kept=(1,)), ids=["whole prompts", "chunks"])
 def test_answers_that_are_longer_than_what_follows_them_show_that_they_are_not_repeated(n_tokens: int) -> None:
     """As where a template leaves long reasoning out: the next prompt may end before the answer did, or its first

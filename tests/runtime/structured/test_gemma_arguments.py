@@ -85,6 +85,7 @@ def read(text: str) -> Any:
     return json.loads("".join(piece.arguments for piece in pieces))["value"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("tools", rest_nightly([True, False], kept=(0,)), indirect=True, scope="module", ids=QUOTES)
 @pytest.mark.parametrize("n_walks", rest_nightly([1, 8], kept=(0,)))
 def test_every_value_that_ends_is_read_as_one_of_the_schema(tools: Tools, n_walks: int) -> None:

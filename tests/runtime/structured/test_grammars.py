@@ -321,6 +321,7 @@ def test_a_tenant_does_not_push_out_the_grammars_of_another(grammars: Grammars) 
     assert 2 < n_kept < len(crowd)
 
 
+@pytest.mark.nightly
 def test_a_killed_process_of_trials_is_replaced_and_nobody_fails(grammars: Grammars) -> None:
     killed = trials()
     tickets = [grammars.request(StructuredOutputs(regex=f"killed{i}+")) for i in range(6)]
@@ -348,6 +349,7 @@ def test_a_process_of_trials_that_sends_no_result_is_replaced_and_nobody_fails(
     assert trials() != before
 
 
+@pytest.mark.nightly
 def test_closing_in_the_middle_of_a_trial_ends_the_process(grammars: Grammars) -> None:
     before = set(children(os.getpid(), TRIALS))
     closing = Grammars(tiny_vocabulary, n_threads=1, deadline_s=WAIT_S)
@@ -426,6 +428,7 @@ def test_the_process_ends_when_its_parent_is_killed() -> None:
         assert has_ended(process)
 
 
+@pytest.mark.nightly
 def test_an_engine_that_cannot_compile_says_why() -> None:
     assert refusal_of_all(has_tokenizer=True, has_eos=True) is None
     for has_tokenizer in (False, True):

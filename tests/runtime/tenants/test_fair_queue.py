@@ -45,6 +45,7 @@ def test_one_request_does_not_wait_behind_another_tenants_flood(policy: str, urg
     assert max(waits) <= 6, "at most until a row is free: an answer has four tokens"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("sizes", "weight"), covering([(8, 4), (6, 12), (200, 2)], [3, 1]))
 def test_tenants_that_wait_get_tokens_by_their_weights(weight: int, sizes: tuple[int, int]) -> None:
     """Whatever the sizes of their requests are: those of the other tenant have 12 tokens."""

@@ -100,6 +100,7 @@ def test_a_tenant_at_its_cap_evicts_its_own_pages_and_preempts_its_own_requests(
     engine.run_to_the_end()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_in_failed_step", [False, True])
 def test_the_floor_is_there_while_requests_of_a_failed_step_wait_for_pages(is_in_failed_step: bool) -> None:
     """Requests that are tried again alone hold back others, but not from what is reserved for them."""

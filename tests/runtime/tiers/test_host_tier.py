@@ -138,6 +138,7 @@ def test_a_prefix_that_a_batch_shares_is_stored_once() -> None:
     assert engine.host_tier.counters.n_pages_stored == engine.host.tree.n_pages_reachable
 
 
+@pytest.mark.nightly
 def test_a_running_request_is_stored_while_it_decodes() -> None:
     engine = small_engine(n_pages=200, max_num_batched_tokens=64)
     request = engine.add(prompt(10), max_tokens=600)

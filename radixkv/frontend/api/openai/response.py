@@ -199,14 +199,22 @@ class ResponseWriter:
                 events = self._text_events[index] = self._events.text_events(chunk)
             return events.event(text, output.token_ids)
         output, is_first = self._with_prefix(index, output)
+        mark = self._mark(delta.done)
         return b"".join(
             [
                 self._events.event(
-                    [choice], more | self._usage_of_chunk() if more or self._request.repeats_usage else more
+                    [choice],
+                    more | mark | self._usage_of_chunk() if more or self._request.repeats_usage else more | mark,
                 )
                 for choice, more in self._format.chunks(index, output, prompt, is_first=is_first)
             ]
         )
+
+    def _mark(self, done: Done | None) -> dict[str, Any]:
+        """Returns what the last chunk of an answer says if it is approximate and the stream has no usage."""
+        if done is None or done.kv_eviction is None or self._request.includes_usage:
+            return {}
+        return {"kv_eviction": done.kv_eviction.fields}
 
     def _last_event(self) -> bytes:
         """Returns the event after all output; nothing if it would be empty."""

@@ -146,6 +146,7 @@ def test_ranks_answer_as_one_device(world: World, n_ranks: int) -> None:
         assert found[name].logprobs == pytest.approx(answer.logprobs, abs=1e-4)
 
 
+@pytest.mark.nightly
 @cases(*CASES)
 def test_ranks_have_the_bits_of_one_process_that_multiplies_in_slices(
     world: World, n_ranks: int, monkeypatch: pytest.MonkeyPatch
