@@ -8,10 +8,12 @@ import msgspec
 
 from radixkv.wire.cache_messages import Tier
 
-PageKind: TypeAlias = Literal["tree", "own", "freed", "loading"]
-"""What an entry of a block table is: a page of the tree, a page of the request alone, one that was freed because it
-lies behind all windows or the request's ``kv_budget`` asks for it, or one that waits for its copy from a lower
-tier."""
+PageKind: TypeAlias = Literal["tree", "skipped", "own", "freed", "loading"]
+"""What an entry of a block table is.
+
+``skipped`` is a page of the tree that the request's ``kv_budget`` does not let it read; ``own`` one of the request
+alone; ``freed`` one behind all windows, or that the ``kv_budget`` gave up; ``loading`` one that waits for its copy from a
+lower tier."""
 
 LoadStage: TypeAlias = Literal["lookup", "fetch", "copy", "copied"]
 """What a loading request waits for: that a shared store says which pages it has, that pages are read into the host

@@ -16,7 +16,7 @@ from radixkv.runtime.protocols.tiers import AwaitedPages, Tiers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.tree.node import Node, path_to, upwards
-from radixkv.wire.table_messages import ChoiceTable, GetTables, PoolUse, RequestTables, Tabled, TablePage
+from radixkv.wire.table_messages import ChoiceTable, GetTables, PageKind, PoolUse, RequestTables, Tabled, TablePage
 
 MAX_LISTED_CHOICES = 512
 """Choices of an answer with the counts of all requests."""
@@ -152,7 +152,7 @@ def _pages(
     """Yields the entries ``shown`` of a block table. O(edges + entries)."""
     nodes = [node for node in path if node.pages]
     ends = list(accumulate(len(node.pages) for node in nodes))
-    dropped = set(blocks.skipped)
+    skipped = set(blocks.skipped)
     slots, window, page_size = () if awaited is None else awaited.slots, blocks.window, cache.page_size
     for entry in range(shown.start, min(shown.stop, len(blocks.pages))):
         page = blocks.pages[entry]
@@ -163,8 +163,9 @@ def _pages(
             node = nodes[index]
             has_state = cache.recurrent_states is not None and entry + 1 == ends[index]
             state_slot = node.state.slot if has_state and node.state is not None else None
-            yield TablePage(entry, page, page_size, "tree", n_refs[node], "device", None, window_page, state_slot)
-        elif entry < blocks.n_freed or entry in dropped:
+            kind: PageKind = "skipped" if entry in skipped else "tree"
+            yield TablePage(entry, page, page_size, kind, n_refs[node], "device", None, window_page, state_slot)
+        elif entry < blocks.n_freed or entry in skipped:
             yield TablePage(entry, None, 0, "freed", 0, None, window_page=window_page)
         elif awaited is not None and 0 <= entry - awaited.first < awaited.n_pages:
             slot = slots[entry - awaited.first] if slots else None

@@ -119,7 +119,8 @@ def test_one_client_sends_the_requests_in_order_without_a_copy_of_all():
     finally:
         tracemalloc.stop()
     assert n_bytes < n_recorded / 4
-    sent += [bytes(place.request.prompt_key) for (place,) in islice(places, 1, None, 2)]  # each answer has two places
+    # Each answer has two places.
+    sent += [bytes(place.request.prompt_key) for (place,) in islice(places, 1, None, 2)]
     assert sent == [one.prompt for one in exchanges]
 
 

@@ -139,6 +139,19 @@ def test_pages_behind_the_window_are_freed() -> None:
     engine.run()
 
 
+def test_pages_of_the_tree_that_an_answer_skips_are_told() -> None:
+    engine = Engine(64, PAGE_SIZE)
+    request = engine.add(prompt(24), max_tokens=20, kv_budget=12)
+    engine.turn(6)
+    (told,) = of_engine(engine, request.id).requests
+    (table,) = told.choices
+    skipped = [page.entry for page in table.pages if page.kind == "skipped"]
+    assert skipped == sorted(request.block_table.skipped)
+    assert len(skipped) == table.n_skipped > 0
+    assert all(page.page is not None for page in table.pages)
+    engine.run()
+
+
 def test_window_pages_are_those_of_the_window() -> None:
     engine = Engine(64, PAGE_SIZE, mixed_window=6, n_states=8)
     request = engine.add(prompt(20), max_tokens=12)
