@@ -11,7 +11,7 @@ from radixkv.wire.cache_messages import Tier
 PageKind: TypeAlias = Literal["tree", "skipped", "own", "freed", "loading"]
 """What an entry of a block table is.
 
-``skipped`` is a page of the tree that the request's ``kv_budget`` keeps it from reading, ``own`` a page of the
+``skipped`` is a page of the tree that the request's ``kv_budget`` keeps it from reading, ``own`` one of the
 request alone, ``freed`` one behind all windows or that the ``kv_budget`` gave up, and ``loading`` one that waits for
 its copy from a lower tier."""
 
