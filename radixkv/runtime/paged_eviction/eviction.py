@@ -91,10 +91,14 @@ class PagedEviction:
         """See ``KVEviction``. O(1)."""
         return most_pages(n_prompt, self._kv_budget, self._cache.page_size)
 
-    def next_drop(self, request: Request) -> int:
+    def exact_end(self, n_prompt: int) -> int:
+        """See ``KVEviction``. O(1)."""
+        return max(n_prompt, self._n_most * self._cache.page_size)
+
+    def row_limit(self, request: Request) -> int:
         """See ``KVEviction``. O(1)."""
         page_size, start = self._cache.page_size, request.n_scheduled
-        first = max(request.n_prompt, self._n_most * page_size)
+        first = self.exact_end(request.n_prompt)
         return first if start < first else start - start % page_size + page_size
 
     def make_room(self, request: Request) -> bool:
@@ -105,6 +109,7 @@ class PagedEviction:
         n_excess = n_filled + 1 - len(blocks.skipped) - self._n_most
         if n_excess <= 0:
             return True
+        assert blocks.n_leased <= n_filled, "later rows would write approximate KV to pages of the tree"
         n_candidates = n_filled - 1
         if self._n_ranked + len(self._scores) < n_candidates:
             return False

@@ -121,7 +121,7 @@ class PrefillRows:
             if request.phase is not Phase.RUNNING:
                 continue
             if request.reads_cache:
-                self._cache.extend(request.blocks, request.known_key)
+                self._cache.extend(request.blocks, request.lookup_key)
             share = max(budget // (len(prefilling) - n_done), min(budget, self._cache.page_size))
             row = self._prefill_row(request, share, step)
             if row is not None:
@@ -218,7 +218,7 @@ class PrefillRows:
                 budget -= _n_tokens(short)
                 prefilling = self._running.prefilling()
                 if short and request.reads_cache:
-                    self._cache.extend(request.blocks, request.known_key)
+                    self._cache.extend(request.blocks, request.lookup_key)
             row = self._prefill_row(request, budget, step)
             if row is None:
                 self._running.free(request)
@@ -273,7 +273,7 @@ class PrefillRows:
         if eviction is not None and request.n_scheduled >= request.n_prompt and not eviction.make_room(request):
             return None
         if eviction is not None:
-            n_known = min(n_known, eviction.next_drop(request))
+            n_known = min(n_known, eviction.row_limit(request))
         reads_cache = request.reads_cache and not blocks.skipped
         if reads_cache:
             n_cached = min(blocks.n_leased * page_size, n_known - 1)

@@ -117,7 +117,7 @@ class MemoryTiers(Tiers):
         O(tokens) a request.
         """
         for request in self._joined:
-            yield request.namespace, bytes(request.known_key)
+            yield request.namespace, bytes(request.lookup_key)
 
     def block_tables(self) -> list[BlockTable]:
         """Returns the device's block tables of the loading and loaded requests, and of all copies. O(requests)."""
@@ -190,7 +190,7 @@ class MemoryTiers(Tiers):
             return AwaitedPages(stage, "host" if is_in_host else "storage", 0, 0)
         first, last = (
             copy.start // page_size,
-            n_common_tokens(bytes(request.known_key), bytes(copy.tokens)) // page_size,
+            n_common_tokens(bytes(request.lookup_key), bytes(copy.tokens)) // page_size,
         )
         if isinstance(copy, Fetch) or copy.lent is not None:
             return AwaitedPages(stage, "storage", first, max(0, last - first))
