@@ -105,8 +105,10 @@ class KVEviction(Protocol):
         """Returns how many pages its choice holds at most, with a prompt of ``n_prompt`` tokens."""
 
     def exact_end(self, n_prompt: int) -> int:
-        """Returns the position before which its choice, with a prompt of ``n_prompt`` tokens, never drops pages: the
-        KV of the tokens before it is what it is without an eviction."""
+        """Returns the position before which its choice, with a prompt of ``n_prompt`` tokens, drops no pages.
+
+        The KV of the tokens before it is what it is without an eviction.
+        """
 
     def row_limit(self, request: Request) -> int:
         """Returns where the next row of its choice must end at the latest, because pages may go there."""
