@@ -90,3 +90,20 @@ def test_a_preempted_request_is_admitted_with_the_pages_that_it_may_have() -> No
     assert (request.phase, beside.phase) == (Phase.RUNNING, Phase.RUNNING)
     assert request.n_known > engine.cache.n_pages * 4
     engine.run_to_the_end("length")
+
+
+@pytest.mark.parametrize("n_before", [120, 250])
+def test_a_preempted_request_loads_its_prompt_and_is_promised_the_pages_that_it_may_have(n_before: int) -> None:
+    """It knows more tokens than the pool holds, or nearly as many."""
+    engine = Engine(60, 4, n_slots=100)
+    request = engine.add(prompt(40), 400, kv_budget=16)
+    while request.n_outputs < n_before:
+        engine.turn()
+    engine.scheduler.running.preempt(request, discards_results=False)
+    engine.add(prompt(220, 9), 8, priority=-1)
+    n_promised = 0
+    while not engine.scheduler.is_idle:
+        engine.turn()
+        n_promised = max(n_promised, engine.scheduler.tiers.n_promised)
+    assert 0 < n_promised <= most_pages(40, 16, 4) - 40 // 4, "those beside the loaded ones"
+    engine.run_to_the_end("length")
