@@ -36,7 +36,7 @@ class PagedEviction:
         cache: the page cache of the device.
         kv_budget: the most tokens that a row reads, rounded down to pages, of which there must be two.
         rank: decides which pages are the lowest; of equal ones the first go.
-        count: takes how many pages were skipped, and how many of them were freed.
+        count: takes how many pages were skipped, and how many of them were freed, each time.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class PagedEviction:
         self._n_most = kv_budget // cache.page_size
         self._rank = rank
         self._count = count
-        self._n_skipped = self._n_freed = 0
         self._kv_budget = kv_budget
         self._start(None)
 
     def _start(self, blocks: BlockTable | None) -> None:
         """Begins with a block table that skips nothing: the first one, or the one after a preemption."""
         self._blocks = blocks
+        self._n_skipped = self._n_freed = 0
         self._n_asked = 0
         self._n_ranked = 0
         self._scores: deque[float] = deque()
@@ -67,7 +67,7 @@ class PagedEviction:
 
     @property
     def use(self) -> KVEvictionUse:
-        """What it has dropped so far; pages that were computed again after a preemption may count twice."""
+        """What it has dropped so far, since the last preemption if there was one: the same goes again then."""
         page_size = self._cache.page_size
         return KVEvictionUse(
             self._kv_budget, (self._n_skipped - self._n_freed) * page_size, self._n_freed * page_size
