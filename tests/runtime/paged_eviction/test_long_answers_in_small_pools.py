@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.request import Phase, Request
-from radixkv.wire.kv_budget import most_pages
+from radixkv.wire.kv_budget import largest_budget, most_pages
 from runtime.paged_eviction.test_paged_eviction import reference
 from support.engine import Engine, prompt
 from support.fake_device import chain, page_score
@@ -68,6 +68,14 @@ def test_an_answer_ends_in_the_pages_that_it_may_have(
     _, n_had = run(engine, request, preempts_at=None if n_before is None else n_prompt + n_before)
     assert n_had <= n_most
     engine.run_to_the_end("length")
+
+
+@pytest.mark.parametrize("n_prompt", [1, 4, 30, 33, 60])
+@pytest.mark.parametrize("n_pages", [6, 7, 20, 31])
+def test_the_largest_budget_is_the_last_that_fits(n_prompt: int, n_pages: int) -> None:
+    fitting = [budget for budget in range(4, 200) if most_pages(n_prompt, budget, 4) <= n_pages]
+    largest = largest_budget(n_prompt, n_pages, 4)
+    assert fitting[-1] - fitting[-1] % 4 == largest if fitting else largest <= 0
 
 
 def test_two_long_answers_take_turns_in_a_pool_for_one() -> None:
