@@ -181,9 +181,10 @@ async def _render_error(request: Request, error: Exception) -> Response:
 
 
 async def _render_too_long(served_model: ServedModel, request: Request, error: Exception) -> Response:
-    """Adds that the pool is the limit, where it is: code that raises the error knows only the number."""
+    """Adds that the pool is the limit, where it is: most code that raises the error knows only the number."""
     assert isinstance(error, ContextLengthExceeded)
-    error.reason = served_model.ready.pool_limit
+    if error.reason is None and error.limit != served_model.ready.max_model_len:
+        error.reason = served_model.ready.pool_limit
     return name_misspelt_fields(request, error_response(error, request.url.path))
 
 

@@ -153,7 +153,7 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
     encoder = _encoder(chat, served_model, tenant)
     encoded = await _encode(text, encoder)
     n_prompt = len(encoded.tokens) // 4
-    room = served_model.ready.max_length(n_prompt, sampling.kv_budget) - n_prompt
+    room = served_model.ready.max_prompt_and_answer_of(n_prompt, sampling.kv_budget) - n_prompt
     check_n_prompt_logprobs([(sampling, n_prompt)], "prompt_logprobs")
     max_tokens_field = None if chat.max_tokens is None else chat.max_tokens_field
     sampling = clamp_max_tokens(sampling, served_model, n_prompt, max_tokens_field, chat.field_name("messages"))

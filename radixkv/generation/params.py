@@ -117,9 +117,10 @@ def clamp_max_tokens(
     room = check_length(
         n_prompt,
         None if max_tokens_field is None else sampling.max_tokens,
-        model.ready.max_length(n_prompt, sampling.kv_budget),
+        model.ready.max_prompt_and_answer_of(n_prompt, sampling.kv_budget),
         max_tokens_field=max_tokens_field or "max_tokens",
         prompt_field=prompt_field,
+        reason=model.ready.limit_reason(n_prompt, sampling.kv_budget),
     )
     limits = (room, sampling.max_tokens, model.default_sampling.get(_MAX_TOKENS_DEFAULT))
     max_tokens = min(int(limit) for limit in limits if limit is not None)

@@ -257,8 +257,9 @@ class Intake:
         Only one choice has to fit; others that do not fit beside it wait until it has finished.
         """
         ready, requested = self._ready, sampling.max_tokens
-        longest = ready.max_length(n_prompt, sampling.kv_budget)
-        room = check_length(n_prompt, requested, longest, reason=ready.pool_limit)
+        longest = ready.max_prompt_and_answer_of(n_prompt, sampling.kv_budget)
+        reason = ready.limit_reason(n_prompt, sampling.kv_budget)
+        room = check_length(n_prompt, requested, longest, reason=reason)
         return room if requested is None else requested
 
     def _row_sampling(self, sampling: SamplingParams) -> RowSampling:

@@ -220,7 +220,7 @@ class Request:
     recovery: Recovery = field(default_factory=Recovery)
     """What it has lost, and how it is computed again."""
     key: bytes = b""
-    """``known_key``, to match against the tree; set only while the request waits."""
+    """``lookup_key``, to match against the tree; set only while the request waits."""
     rank: QueueRank = field(default_factory=QueueRank)
     """What its place in the waiting queue depends on."""
     cache_use: CacheUseRecord = field(default_factory=CacheUseRecord)
@@ -238,6 +238,17 @@ class Request:
     def prompt_key(self) -> bytearray:
         """A copy of the prompt's key, little-endian int32. O(tokens)."""
         return self.known_key[: self.n_prompt * TOKEN_BYTES]
+
+    @property
+    def lookup_key(self) -> bytearray:
+        """The key of the tokens whose KV it may read from the cache: all known ones, and with an eviction those
+        before the first drop. Others may have left the KV of later ones, which is not what its answer reads.
+
+        Not to be changed. O(1), with an eviction O(tokens).
+        """
+        if self.kv_eviction is None:
+            return self.known_key
+        return self.known_key[: self.kv_eviction.exact_end(self.n_prompt) * TOKEN_BYTES]
 
     @property
     def priority(self) -> int:

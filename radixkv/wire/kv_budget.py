@@ -19,3 +19,15 @@ def most_pages(n_prompt: int, kv_budget: int, page_size: int) -> int:
     """
     n_read = kv_budget // page_size
     return max(-(-n_prompt // page_size), n_read) + n_read + _PAGES_IN_PASSING
+
+
+def largest_budget(n_prompt: int, n_pages: int, page_size: int) -> int:
+    """Returns the largest ``kv_budget`` with which a request holds at most ``n_pages`` pages; 0 or less if none is.
+
+    Args:
+        n_prompt: tokens of the prompt.
+        n_pages: pages that it may hold.
+        page_size: tokens per page.
+    """
+    n_left = n_pages - _PAGES_IN_PASSING
+    return min(n_left - -(-n_prompt // page_size), n_left // 2) * page_size

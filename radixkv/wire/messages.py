@@ -23,11 +23,11 @@ from typing import TypeVar
 import msgspec
 
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
-from radixkv.settings.config import EngineConfig
+from radixkv.settings.config import MIN_BUDGET_PAGES, EngineConfig
 from radixkv.wire.adapter_messages import AdapterCommand, AdapterReply, ServedAdapter
 from radixkv.wire.cache_messages import CacheCommand, CacheReply
 from radixkv.wire.cache_use import CacheUse
-from radixkv.wire.kv_budget import most_pages
+from radixkv.wire.kv_budget import largest_budget, most_pages
 from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
@@ -204,8 +204,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
             return self.max_model_len
         return min(self.max_model_len, self.n_pages * self.page_size + 1)
 
-    def max_length(self, n_prompt: int, kv_budget: int | None) -> int:
-        """Returns the maximum tokens of a prompt and its output together, for a request with its own budget.
+    def max_prompt_and_answer_of(self, n_prompt: int, kv_budget: int | None) -> int:
+        """Returns ``max_prompt_and_answer`` for a request that may have a budget of its own.
 
         Args:
             n_prompt: tokens of the prompt.
@@ -214,6 +214,20 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         if kv_budget and most_pages(n_prompt, kv_budget, self.page_size) <= self.n_pages:
             return self.max_model_len
         return self.max_prompt_and_answer
+
+    def limit_reason(self, n_prompt: int, kv_budget: int | None) -> str | None:
+        """Returns why ``max_prompt_and_answer_of`` is less than ``max_model_len``; None if it is not.
+
+        Args:
+            n_prompt: tokens of the prompt.
+            kv_budget: of the request; 0 or None: it has none.
+        """
+        if self.max_prompt_and_answer_of(n_prompt, kv_budget) == self.max_model_len:
+            return None
+        largest = largest_budget(n_prompt, self.n_pages, self.page_size) if kv_budget else 0
+        if largest < MIN_BUDGET_PAGES * self.page_size:
+            return self.pool_limit
+        return f"{self.pool_limit}; a kv_budget of at most {largest} lets it be longer"
 
     @property
     def max_pooled(self) -> int:

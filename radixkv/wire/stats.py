@@ -254,7 +254,7 @@ class AdapterStats(msgspec.Struct, frozen=True):
 
 
 class KVEvictionStats(msgspec.Struct, frozen=True):
-    """Counters of pages that answers went on without."""
+    """Counters of pages that answers went on without; those of a preempted one count again when they go again."""
 
     pages_skipped_total: int = 0
     """Pages that stayed, because the prefix cache has them."""

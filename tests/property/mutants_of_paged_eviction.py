@@ -99,6 +99,10 @@ def share_the_run_of_a_table_that_skips_pages(patch: Patch) -> None:
     patch.setattr(SharedPrefixes, "find", mutant)
 
 
+def look_up_what_others_have_left_behind_the_first_drop(patch: Patch) -> None:
+    patch.setattr(Request, "lookup_key", property(lambda self: self.known_key))
+
+
 OF_PAGED_EVICTION: tuple[Callable[[Patch], None], ...] = (
     commit_after_a_drop,
     free_dropped_pages_while_in_flight,
@@ -108,4 +112,5 @@ OF_PAGED_EVICTION: tuple[Callable[[Patch], None], ...] = (
     write_at_the_place_before_the_drop,
     keep_the_scores_of_a_preempted_request,
     share_the_run_of_a_table_that_skips_pages,
+    look_up_what_others_have_left_behind_the_first_drop,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 from hypothesis import strategies as st
@@ -235,6 +236,19 @@ class DroppingEngineMachine(EngineMachine):
         suffix = [self.actions.new_token() + number for number in range(n_more)]
         options = RequestOptions(max_tokens=max_tokens, budget_pages=budget_pages)
         self.actions.add(base, cut, suffix, options, twice=twice)
+
+    @rule(base=small, cut=small, budget_pages=st.sampled_from((2, 3, 5)), n_steps=st.integers(3, 40))
+    def preempt_beside_a_twin(self, base: int, cut: int, budget_pages: int, n_steps: int) -> None:
+        """Preempts a request that drops pages, while one without a budget goes on with the same answer."""
+        twin = RequestOptions(max_tokens=40, min_tokens=40)
+        self.actions.add(base, cut, [self.actions.new_token()], twin, twice=False)
+        self.actions.launch()
+        options = dataclasses.replace(twin, max_tokens=80, min_tokens=80, budget_pages=budget_pages)
+        self.actions.add(len(self.actions.known) - 1, -1, [], options, twice=False)
+        for _ in range(n_steps):
+            self.actions.launch()
+            self.actions.collect()
+        self.actions.preempt(-1)
 
 
 class WindowedEngineMachine(EngineMachine):

@@ -113,7 +113,10 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         help="with --max-loras: LoRA adapters in host memory (default: 64, or --max-loras if that is more)",
     )
     model.add_argument(
-        "--kv-eviction", metavar="METHOD", default="none", help="paged counts rows with --kv-budget, too"
+        "--kv-eviction",
+        metavar="METHOD",
+        default="none",
+        help="paged: also say how many rows fit with --kv-budget (default: none)",
     )
     model.add_argument(
         "--kv-budget",

@@ -187,6 +187,8 @@ class BudgetPlan(msgspec.Struct, frozen=True):
     n_shared_pages: int
     n_rows: int
     """Requests that can all have so many at once, with the shared prefix held once."""
+    needs_own: bool
+    """Whether each request needs a ``kv_budget`` of its own, because it is longer than the pool."""
 
 
 class PoolPlan(msgspec.Struct, frozen=True):
@@ -277,7 +279,8 @@ def _with_budget(kv_budget: int, n_pages: int, page_size: int, request: RequestS
     n_row = min(-(-request.stored // page_size), most_pages(request.prompt, kv_budget, page_size))
     n_shared = request.leased // page_size
     n_rows = max(0, n_pages - n_shared) // (n_row - n_shared)
-    return BudgetPlan(kv_budget=kv_budget, n_pages_a_row=n_row, n_shared_pages=n_shared, n_rows=n_rows)
+    needs_own = request.stored > n_pages * page_size
+    return BudgetPlan(kv_budget, n_pages_a_row=n_row, n_shared_pages=n_shared, n_rows=n_rows, needs_own=needs_own)
 
 
 def check_budget(size: ModelSize, max_model_len: int) -> None:

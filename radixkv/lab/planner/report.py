@@ -154,9 +154,11 @@ def _budget_line(budget: BudgetPlan, pool: PoolPlan) -> str:
     units, a_row = f"{pool.n_pages:,}", f"{budget.n_pages_a_row:,}"
     if budget.n_shared_pages:
         units, a_row = (f"({one} - {budget.n_shared_pages:,})" for one in (units, a_row))
+    own = ", with a kv_budget in each request" if budget.needs_own else ""
     return (
         f"  budget   answers that read {budget.kv_budget:,} tokens have at most "
         f"{plural(budget.n_pages_a_row, 'page')} each: {units} / {a_row} = {plural(budget.n_rows, 'row')} at once"
+        f"{own}"
     )
 
 

@@ -336,7 +336,7 @@ class SlotQueue:
     def _enter_line(self, request: Request) -> None:
         assert not _has_begun(request), "a request that has begun is in a slot that is in use, which is never taken"
         request.phase = Phase.WAITING
-        request.key = bytes(request.known_key)
+        request.key = bytes(request.lookup_key)
         if not self._lines:
             self._times.forget()
             self._charged_at = self._clock()

@@ -28,12 +28,12 @@ _FIRST_CAPACITY = 256
 
 
 class _End(NamedTuple):
-    """When a running answer is expected to end."""
+    """When a running answer is expected to end, or to need no more pages."""
 
     step: int
     serial: int
     n_offset: int
-    """Tokens whose pages come free with it, less the number of the step in which it ends."""
+    """Tokens whose pages come free with it, less the number of the step. It gives none back where it goes on."""
     request: Request
 
 
@@ -48,7 +48,8 @@ class ExpectedHeadroom(Headroom):
     gets another quantile of the lengths, so that all together are distributed as those that have ended. One that
     outlives its length gets a quantile of the longer ones. While there are none, its end is *unknown*.
 
-    An answer with a ``kv_budget`` needs no more pages once it has the most that it may hold.
+    An answer with a ``kv_budget`` needs no more pages once it holds the most that it may; those that it has dropped
+    do not count.
 
     A new request fits if there are pages for all running ones until it has come far enough. A preemption after
     that costs less than steps with fewer rows: see ``_n_steps_ahead`` and docs/decisions/0074-expected-answers.md.
@@ -67,7 +68,7 @@ class ExpectedHeadroom(Headroom):
         self._max_unknown_share = max_unknown_share
         self._lengths = AnswerLengths()
         self._ends: list[_End] = []
-        """Of running answers, ascending."""
+        """Of running answers, ascending: of each its end, or when it stops growing if that is before."""
         self._steps: npt.NDArray[np.int64] = np.zeros(_FIRST_CAPACITY, np.int64)
         self._offsets: npt.NDArray[np.int64] = np.zeros(_FIRST_CAPACITY, np.int64)
         """``step`` and ``n_offset`` of each of the ends, int64, at the beginning of arrays that may be longer."""
@@ -176,18 +177,22 @@ class ExpectedHeadroom(Headroom):
             values[index] = value
 
     def _foresee_again(self) -> None:
-        """Foresees the ends of those that should have ended, and of one whose end was unknown."""
+        """Foresees again those that should have ended or stopped growing, and one whose end was unknown."""
         late = [end.request for end in self._ends[: bisect_right(self._ends, self._step, key=_STEP)]]
         for request in (*late, *([next(iter(self._unknown))] if self._unknown else ())):
             self.stopped(request)
             self._foresee(request)
 
     def _n_growing(self, request: Request, n_outputs: int) -> int:
-        """Returns for how many tokens after ``n_outputs`` a request may need more pages."""
+        """Returns for how many tokens after ``n_outputs`` a request may need more pages.
+
+        With an eviction these are the pages up to the most that it may hold, beside those that it holds now.
+        """
         if request.kv_eviction is None:
             return _UNBOUNDED
-        n_most = request.kv_eviction.most_pages(request.n_prompt) * self._cache.page_size
-        return max(0, n_most - request.n_prompt - n_outputs)
+        n_dropped = 0 if request.block_table is None else request.block_table.n_dropped
+        n_pages = request.kv_eviction.most_pages(request.n_prompt) + n_dropped
+        return max(0, n_pages * self._cache.page_size - request.n_prompt - n_outputs)
 
     def _length(self, request: Request, n_outputs: int) -> int | None:
         """Returns how long an answer is expected to be that has ``n_outputs`` tokens; None if that is not known."""

@@ -36,7 +36,7 @@ class PagedEviction:
         cache: the page cache of the device.
         kv_budget: the most tokens that a row reads, rounded down to pages, of which there must be two.
         rank: decides which pages are the lowest; of equal ones the first go.
-        count: takes how many pages were skipped, and how many of them were freed.
+        count: takes how many pages were skipped, and how many of them were freed, each time.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class PagedEviction:
         self._n_most = kv_budget // cache.page_size
         self._rank = rank
         self._count = count
-        self._n_skipped = self._n_freed = 0
         self._kv_budget = kv_budget
         self._start(None)
 
     def _start(self, blocks: BlockTable | None) -> None:
         """Begins with a block table that skips nothing: the first one, or the one after a preemption."""
         self._blocks = blocks
+        self._n_skipped = self._n_freed = 0
         self._n_asked = 0
         self._n_ranked = 0
         self._scores: deque[float] = deque()
@@ -67,7 +67,7 @@ class PagedEviction:
 
     @property
     def use(self) -> KVEvictionUse:
-        """What it has dropped so far; pages that were computed again after a preemption may count twice."""
+        """What it has dropped so far, since the last preemption if there was one: the same goes again then."""
         page_size = self._cache.page_size
         return KVEvictionUse(
             self._kv_budget, (self._n_skipped - self._n_freed) * page_size, self._n_freed * page_size
@@ -91,10 +91,14 @@ class PagedEviction:
         """See ``KVEviction``. O(1)."""
         return most_pages(n_prompt, self._kv_budget, self._cache.page_size)
 
-    def next_drop(self, request: Request) -> int:
+    def exact_end(self, n_prompt: int) -> int:
+        """See ``KVEviction``. O(1)."""
+        return max(n_prompt, self._n_most * self._cache.page_size)
+
+    def row_limit(self, request: Request) -> int:
         """See ``KVEviction``. O(1)."""
         page_size, start = self._cache.page_size, request.n_scheduled
-        first = max(request.n_prompt, self._n_most * page_size)
+        first = self.exact_end(request.n_prompt)
         return first if start < first else start - start % page_size + page_size
 
     def make_room(self, request: Request) -> bool:
@@ -105,6 +109,7 @@ class PagedEviction:
         n_excess = n_filled + 1 - len(blocks.skipped) - self._n_most
         if n_excess <= 0:
             return True
+        assert blocks.n_leased <= n_filled, "later rows would write approximate KV to pages of the tree"
         n_candidates = n_filled - 1
         if self._n_ranked + len(self._scores) < n_candidates:
             return False

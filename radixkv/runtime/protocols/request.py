@@ -104,9 +104,14 @@ class KVEviction(Protocol):
     def most_pages(self, n_prompt: int) -> int:
         """Returns how many pages its choice holds at most, with a prompt of ``n_prompt`` tokens."""
 
-    def next_drop(self, request: Request) -> int:
-        """Returns the first position at which ``make_room`` may drop pages after the next row of its choice: that
-        row ends there, or before."""
+    def exact_end(self, n_prompt: int) -> int:
+        """Returns the position before which its choice, with a prompt of ``n_prompt`` tokens, drops no pages.
+
+        The KV of the tokens before it is what it is without an eviction.
+        """
+
+    def row_limit(self, request: Request) -> int:
+        """Returns where the next row of its choice must end at the latest, because pages may go there."""
 
     def make_room(self, request: Request) -> bool:
         """Drops what its choice may not keep beside the page of its next token.

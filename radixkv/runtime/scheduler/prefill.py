@@ -98,15 +98,15 @@ class PrefillRows:
         docs/decisions/0019-fair-chunks.md.
         """
         prefilling = [one for one in prefilling if one.phase is Phase.RUNNING]  # not preempted by a decode row
-        n_left = sorted(one.n_known - one.n_scheduled for one in prefilling)
+        n_left = sorted(_n_left(one) for one in prefilling)
         if sum(n_left) <= budget:
             chunks = self.chunks(prefilling, budget, step)
             admitted = self._admit(self._candidates(), budget - _n_tokens(chunks), step)
             rows = chunks + admitted
         else:
             share = min(_fair_share(n_left, budget), budget - self._cache.page_size)  # a chunk is at least a page
-            unfinished = [one for one in prefilling if one.n_known - one.n_scheduled > share]
-            shortest = min(one.n_known - one.n_scheduled for one in unfinished)
+            unfinished = [one for one in prefilling if _n_left(one) > share]
+            shortest = min(_n_left(one) for one in unfinished)
             admitted = self._admit(self._overtaking(shortest // 2, unfinished), share, step)
             rows = admitted + self.chunks(prefilling, budget - _n_tokens(admitted), step)
         if admitted:
@@ -116,12 +116,12 @@ class PrefillRows:
     def chunks(self, prefilling: list[Request], budget: int, step: int) -> list[PlannedRow]:
         """Makes the rows of prefilling prompts, which share the budget fairly: others get what one cannot use."""
         rows: list[PlannedRow] = []
-        shortest_first = sorted(prefilling, key=lambda request: request.n_known - request.n_scheduled)
+        shortest_first = sorted(prefilling, key=_n_left)
         for n_done, request in enumerate(shortest_first):
             if request.phase is not Phase.RUNNING:
                 continue
             if request.reads_cache:
-                self._cache.extend(request.blocks, request.known_key)
+                self._cache.extend(request.blocks, request.lookup_key)
             share = max(budget // (len(prefilling) - n_done), min(budget, self._cache.page_size))
             row = self._prefill_row(request, share, step)
             if row is not None:
@@ -208,7 +208,7 @@ class PrefillRows:
                     break
                 only_reserved = True
                 continue
-            n_left = request.n_known - request.blocks.n_leased * self._cache.page_size
+            n_left = _row_limit(request) - request.blocks.n_leased * self._cache.page_size
             if n_left > budget and not request.recovery.is_retried:  # a retried request stays alone
                 overtaking = self._overtaking(n_left // 2, [request])
                 share = min(budget // 2, budget - self._cache.page_size)  # a chunk is at least a page
@@ -218,7 +218,7 @@ class PrefillRows:
                 budget -= _n_tokens(short)
                 prefilling = self._running.prefilling()
                 if short and request.reads_cache:
-                    self._cache.extend(request.blocks, request.known_key)
+                    self._cache.extend(request.blocks, request.lookup_key)
             row = self._prefill_row(request, budget, step)
             if row is None:
                 self._running.free(request)
@@ -264,22 +264,20 @@ class PrefillRows:
         """Makes the row of a prompt's next chunk and commits its pages; None if budget or pages do not suffice, or
         an eviction waits for a result.
 
-        Every chunk but the last ends on a page boundary, if it can on one that ``States`` asks for. A chunk starts
-        within a page if a cached page begins with the same tokens: the row's plan must then copy that page, see
-        ``PageCache.copy_partial_page``.
+        Every chunk that the budget ends does so on a page boundary, if it can on one that ``States`` asks for. A
+        chunk starts within a page if a cached page begins with the same tokens: the row's plan must then copy that
+        page, see ``PageCache.copy_partial_page``.
         """
-        blocks, page_size, n_known = request.blocks, self._cache.page_size, request.n_known
-        eviction = request.kv_eviction
+        blocks, page_size, eviction = request.blocks, self._cache.page_size, request.kv_eviction
         if eviction is not None and request.n_scheduled >= request.n_prompt and not eviction.make_room(request):
             return None
-        if eviction is not None:
-            n_known = min(n_known, eviction.next_drop(request))
+        last = _row_limit(request)
         reads_cache = request.reads_cache and not blocks.skipped
         if reads_cache:
-            n_cached = min(blocks.n_leased * page_size, n_known - 1)
+            n_cached = min(blocks.n_leased * page_size, last - 1)
             request.n_scheduled = max(request.n_scheduled, n_cached)
-        end = min(n_known, request.n_scheduled + budget)
-        if end < n_known:
+        end = min(last, request.n_scheduled + budget)
+        if end < last:
             end -= end % page_size
             block_end = end - end % self._states.block_tokens
             end = block_end if block_end > request.n_scheduled else end
@@ -289,7 +287,7 @@ class PrefillRows:
         # This comes after ``grow``: an earlier lease on the page to copy could hold the only page that can be
         # evicted.
         if reads_cache and start == blocks.n_leased * page_size:
-            start += self._cache.copy_partial_page(blocks, request.known_key, n_known - 1)
+            start += self._cache.copy_partial_page(blocks, request.known_key, last - 1)
             if start > request.n_scheduled:
                 request.cache_use.note("copied", request.n_scheduled, start)
         # The next lines come before the commit: afterwards a match would find the prompt's own pages.
@@ -307,6 +305,17 @@ class PrefillRows:
         self._waiting.charge((request,), end - start)
         self._states.plan_row(request, start, end, n_in_tree * page_size)
         return request.make_row(start, end, write_start, step)
+
+
+def _row_limit(request: Request) -> int:
+    """Returns where a prompt's next row ends at the latest: after its known tokens, or where pages may go. O(1)."""
+    eviction = request.kv_eviction
+    return request.n_known if eviction is None else min(request.n_known, eviction.row_limit(request))
+
+
+def _n_left(request: Request) -> int:
+    """Returns how many tokens a prompt's next row can have. O(1)."""
+    return _row_limit(request) - request.n_scheduled
 
 
 def _n_tokens(rows: Iterable[PlannedRow]) -> int:

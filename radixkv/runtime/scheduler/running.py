@@ -117,7 +117,7 @@ class RunningRequests:
         is_loaded = request.phase is Phase.LOADING
         if is_loaded:
             blocks = self._tiers.blocks(request)
-            self._cache.extend(blocks, request.known_key)
+            self._cache.extend(blocks, request.lookup_key)
         else:
             blocks = self._cache.open(
                 request.namespace, request.key, request.reads_cache, request.recovery.bypasses_tree, is_hit=False

@@ -70,7 +70,7 @@ class WaitingQueue:
         """Queues a request by its priority and age. O(log n + tokens)."""
         self.version += 1
         request.phase = Phase.WAITING
-        request.key = bytes(request.known_key)
+        request.key = bytes(request.lookup_key)
         self._in_order[request.order] = request
         self._by_length[request.priority, request.n_known, request.serial] = request
         if request.first_row is None:

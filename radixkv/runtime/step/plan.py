@@ -95,7 +95,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     table_pages: tuple[int, ...]
     """New entries of the block table from ``table_start`` on; any entries after these are stale."""
     sampling: RowSampling | None
-    """None samples no token, because more of the prompt follows."""
+    """None samples no token, because more known tokens follow."""
     scoring: Scoring | None = None
     """None computes no prompt logprobs."""
     n_drafts: int = 0

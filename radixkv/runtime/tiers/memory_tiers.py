@@ -117,7 +117,7 @@ class MemoryTiers(Tiers):
         O(tokens) a request.
         """
         for request in self._joined:
-            yield request.namespace, bytes(request.known_key)
+            yield request.namespace, bytes(request.lookup_key)
 
     def block_tables(self) -> list[BlockTable]:
         """Returns the device's block tables of the loading and loaded requests, and of all copies. O(requests)."""
@@ -190,7 +190,7 @@ class MemoryTiers(Tiers):
             return AwaitedPages(stage, "host" if is_in_host else "storage", 0, 0)
         first, last = (
             copy.start // page_size,
-            n_common_tokens(bytes(request.known_key), bytes(copy.tokens)) // page_size,
+            n_common_tokens(bytes(request.lookup_key), bytes(copy.tokens)) // page_size,
         )
         if isinstance(copy, Fetch) or copy.lent is not None:
             return AwaitedPages(stage, "storage", first, max(0, last - first))
@@ -218,7 +218,7 @@ class MemoryTiers(Tiers):
         if joined is not None:
             self._join(request, joined, cached)
             return True
-        n_missing = self._cache.pages_for(request.n_known) - cached.n_device // self._cache.page_size
+        n_missing = self._cache.pages_for(self._n_held(request)) - cached.n_device // self._cache.page_size
         if n_missing > n_available:
             return False
         wait = self._waits.get(request) or _Wait(self._clock())
@@ -450,17 +450,25 @@ class MemoryTiers(Tiers):
             n_lendable: what ``HostTier.n_lendable`` has returned for it; 0 to load from the host tier alone.
         """
         host_tier = self._host_tier
-        n_pages = self._cache.pages_for(request.n_known)
+        n_held = self._n_held(request)
+        n_pages = self._cache.pages_for(n_held)
         n_kept = self._cache.n_available_to(request.namespace) - n_available
         load = host_tier.begin_load(request.namespace, request.key, n_pages, n_kept, n_lendable=n_lendable)
         if load is None:
             return False
         self._settle(request, cached.n_device)
         self._take(request)
-        loading = _Loading(load, self._cache.n_missing(load.blocks, request.n_known, host_tier.max_row_tokens))
+        loading = _Loading(load, self._cache.n_missing(load.blocks, n_held, host_tier.max_row_tokens))
         self._loads[request] = loading
         self.n_promised += loading.n_missing
         return True
+
+    def _n_held(self, request: Request) -> int:
+        """Returns how many tokens' pages a request has at most while it computes its known ones. O(1)."""
+        n_known, eviction = request.n_known, request.kv_eviction
+        if eviction is None:
+            return n_known
+        return min(n_known, eviction.most_pages(request.n_prompt) * self._cache.page_size)
 
     def _take(self, request: Request) -> None:
         self._waiting.remove(request)

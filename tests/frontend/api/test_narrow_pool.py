@@ -20,6 +20,7 @@ SHORT = f"the pool holds {POOL_TOKENS} tokens, fewer than max_model_len {MAX_MOD
 
 NARROW = msgspec.structs.replace(ScriptedLoop().ready, n_pages=4)
 site = site_fixture(ready=NARROW)
+site_of_eight_pages = site_fixture(ready=msgspec.structs.replace(NARROW, n_pages=8))
 
 
 def test_a_request_of_the_announced_length_is_served(site: Site) -> None:
@@ -66,6 +67,20 @@ def test_anthropics_error_has_the_pool_as_reason(site: Site) -> None:
     message = site.http.post("/v1/messages", json=body).json()["error"]["message"]
     n_prompt = LIMIT + len("<user><assistant>")
     assert message == f"prompt is too long: {n_prompt} tokens > {LIMIT} maximum ({SHORT})"
+
+
+@pytest.mark.parametrize(
+    ("budget", "n_tokens", "end"),
+    [
+        (48, MAX_MODEL_LEN, f"reduce it to at most {MAX_MODEL_LEN - 1}"),
+        (64, 130, "fewer than max_model_len 512; a kv_budget of at most 48 lets it be longer)"),
+        (0, 130, "(the pool holds 128 tokens, fewer than max_model_len 512)"),
+    ],
+)
+def test_the_reason_fits_the_budget(site_of_eight_pages: Site, budget: int, n_tokens: int, end: str) -> None:
+    body = {"prompt": "a", "max_tokens": n_tokens, "kv_budget": budget}
+    message = site_of_eight_pages.http.post("/v1/completions", json=body).json()["error"]["message"]
+    assert message.endswith(end)
 
 
 def test_the_operator_is_warned(served_model: ServedModel) -> None:

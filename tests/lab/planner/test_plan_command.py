@@ -471,8 +471,25 @@ def test_rows_of_answers_with_a_budget(model, planned, capsys):
     pool = planned(folder, *flags, *budget, 2048)["pools"][0]
     # 250 pages of the prompt, 128 that an answer reads, and two in passing.
     n_rows = (pool["n_pages"] - 93) // (380 - 93)
-    assert pool["budget"] == {"kv_budget": 2048, "n_pages_a_row": 380, "n_shared_pages": 93, "n_rows": n_rows}
-    assert f"/ (380 - 93) = {n_rows} rows at once" in " ".join(capsys.readouterr().out.split())
+    assert pool["budget"] == {
+        "kv_budget": 2048,
+        "n_pages_a_row": 380,
+        "n_shared_pages": 93,
+        "n_rows": n_rows,
+        "needs_own": False,
+    }
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"/ (380 - 93) = {n_rows} rows at once" in said
+    assert "in each request" not in said
     whole = planned(folder, *flags, *budget, 12_000)["pools"][0]
     assert whole["budget"]["n_rows"] == whole["schemes"][-1]["n_rows"], "a budget that is never reached"
     assert planned(folder, *flags)["pools"][0]["budget"] is None
+
+
+def test_requests_that_are_longer_than_the_pool_need_a_budget_of_their_own(model, planned, capsys):
+    flags = ("--gpu-memory", "90GB", "--quantization", "fp8", "--prompt", 4000, "--answer", 120_000)
+    pool = planned(model(), *flags, "--kv-eviction", "paged", "--kv-budget", 2048)["pools"][0]
+    assert pool["n_tokens"] < 124_000
+    assert pool["budget"]["needs_own"]
+    n_rows = pool["budget"]["n_rows"]
+    assert f"= {n_rows} rows at once, with a kv_budget in each request" in " ".join(capsys.readouterr().out.split())

@@ -167,7 +167,7 @@ def test_everybody_is_served_and_floors_hold(seed: int, full_rows: int) -> None:
         engine.run_to_the_end()
 
 
-def test_an_answer_with_a_budget_needs_no_more_pages_once_it_has_the_most() -> None:
+def test_an_answer_with_a_budget_needs_no_more_pages_than_it_may_hold() -> None:
     engine = Engine(200, 4, admission="reserved")
     headroom = ExpectedHeadroom(engine.cache, n_unknown_tokens=0, max_unknown_share=0.0)
     engine.scheduler.running._headroom = engine.scheduler.headroom = headroom
@@ -178,7 +178,9 @@ def test_an_answer_with_a_budget_needs_no_more_pages_once_it_has_the_most() -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(expected, "FULL_ROWS", 1)
         assert 0 <= headroom.n_expected(newcomer) - engine.cache.pages_for(300 + n_growing) + 1 <= 1
-        while request.n_outputs < n_growing + 5:
+        while request.n_outputs < n_growing + 50:
             engine.turn()
-        assert headroom.n_expected(newcomer) == engine.cache.pages_for(300)
+        n_held = len(request.blocks.pages) - request.blocks.n_dropped
+        n_foreseen = headroom.n_expected(newcomer) - engine.cache.pages_for(300)
+        assert 0 < n_foreseen <= most_pages(20, 16, 4) - n_held + 1, "it has got others for those it has dropped"
     engine.run_to_the_end("length")

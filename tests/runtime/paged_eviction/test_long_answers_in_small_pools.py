@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.request import Phase, Request
-from radixkv.wire.kv_budget import most_pages
+from radixkv.wire.kv_budget import largest_budget, most_pages
 from runtime.paged_eviction.test_paged_eviction import reference
 from support.engine import Engine, prompt
 from support.fake_device import chain, page_score
@@ -70,6 +70,14 @@ def test_an_answer_ends_in_the_pages_that_it_may_have(
     engine.run_to_the_end("length")
 
 
+@pytest.mark.parametrize("n_prompt", [1, 4, 30, 33, 60])
+@pytest.mark.parametrize("n_pages", [6, 7, 20, 31])
+def test_the_largest_budget_is_the_last_that_fits(n_prompt: int, n_pages: int) -> None:
+    fitting = [budget for budget in range(4, 200) if most_pages(n_prompt, budget, 4) <= n_pages]
+    largest = largest_budget(n_prompt, n_pages, 4)
+    assert fitting[-1] - fitting[-1] % 4 == largest if fitting else largest <= 0
+
+
 def test_two_long_answers_take_turns_in_a_pool_for_one() -> None:
     engine = Engine(most_pages(30, 16, 4), 4)
     requests = [engine.add(prompt(30, first), 150, kv_budget=16) for first in (1, 2)]
@@ -89,4 +97,21 @@ def test_a_preempted_request_is_admitted_with_the_pages_that_it_may_have() -> No
     engine.turn(4)
     assert (request.phase, beside.phase) == (Phase.RUNNING, Phase.RUNNING)
     assert request.n_known > engine.cache.n_pages * 4
+    engine.run_to_the_end("length")
+
+
+@pytest.mark.parametrize("n_before", [120, 250])
+def test_a_preempted_request_loads_its_prompt_and_is_promised_the_pages_that_it_may_have(n_before: int) -> None:
+    """It knows more tokens than the pool holds, or nearly as many."""
+    engine = Engine(60, 4, n_slots=100)
+    request = engine.add(prompt(40), 400, kv_budget=16)
+    while request.n_outputs < n_before:
+        engine.turn()
+    engine.scheduler.running.preempt(request, discards_results=False)
+    engine.add(prompt(220, 9), 8, priority=-1)
+    n_promised = 0
+    while not engine.scheduler.is_idle:
+        engine.turn()
+        n_promised = max(n_promised, engine.scheduler.tiers.n_promised)
+    assert 0 < n_promised <= most_pages(40, 16, 4) - 40 // 4, "those beside the loaded ones"
     engine.run_to_the_end("length")

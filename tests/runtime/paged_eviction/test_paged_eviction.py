@@ -155,6 +155,21 @@ def test_a_preempted_request_begins_anew_with_all_pages() -> None:
     engine.run_to_the_end("length")
 
 
+def test_what_goes_again_after_a_preemption_counts_once_in_the_use_of_a_request() -> None:
+    uses = []
+    for is_preempted in (False, True):
+        engine = Engine(128, 4)
+        request = engine.add(prompt(40), 60, kv_budget=16)
+        while request.n_outputs < 40:
+            engine.turn()
+        if is_preempted:
+            engine.scheduler.running.preempt(request, discards_results=False)
+        engine.run_to_the_end("length")
+        assert request.kv_eviction is not None
+        uses.append(request.kv_eviction.use)
+    assert uses[0] == uses[1]
+
+
 def test_others_are_not_held_up_by_a_request_that_waits_for_scores() -> None:
     engine = Engine(64, 4)
     first = engine.add(prompt(6), 20)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.runtime.request import Request
+from radixkv.runtime.request import Phase, Request
 from support.cases import examples
 from support.engine import Engine, prompt
 
@@ -210,3 +210,25 @@ def test_a_prompts_delay_depends_on_no_more_than_twice_its_own_length_of_each_ot
         n_tokens = sum(min(other.n_prompt, 2 * request.n_prompt) for other in engine.added_at)
         share = BUDGET / 3 - engine.page_size
         assert engine.n_steps_to_first_token(request) <= 2 + n_tokens / share
+
+
+def test_a_preempted_answer_that_drops_pages_leaves_others_what_its_rows_cannot_use() -> None:
+    """It computes its answer again in rows of a page, so it has no use for its fair share of a step."""
+    engine = Engine(400, 4)
+    request = engine.add(prompt(20), 400, kv_budget=16)
+    while request.n_outputs < 290:
+        engine.turn()
+    engine.scheduler.running.preempt(request, discards_results=False)
+    while request.phase is not Phase.RUNNING:
+        engine.turn()
+    other = engine.add(prompt(200, 9), 8)
+    n_before = request.n_scheduled
+    n_turns = 0
+    while not other.n_outputs:
+        plan = engine.launch()
+        if len(engine.pending) > 1 or plan is None:
+            engine.collect()
+        n_turns += 1
+    assert n_turns <= ceil(200 / (BUDGET - 4)) + 2
+    assert request.n_scheduled > n_before, "it goes on beside the prompt"
+    engine.run_to_the_end("length")

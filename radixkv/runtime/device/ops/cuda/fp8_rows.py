@@ -18,7 +18,7 @@ from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
 
 _LARGEST = tl.constexpr(FP8_MAX)
 _VALUES = 2048
-"""Values of a program that rounds groups of 128: it has some loads in flight at once."""
+"""Values that a program rounds, if a row or group has fewer: so it has several loads in flight."""
 _SMALLEST = tl.constexpr(1e-10)
 """The least maximum that a scale is computed from, so that zeros have a scale."""
 

@@ -39,7 +39,8 @@ class GroupedTile:
     n_stages: int
     """Tiles in flight at once."""
     group: int = 8
-    """Row tiles whose programs for the same columns are consecutive, so that they share the weight in the cache."""
+    """Parts of row tiles whose programs for the same columns are consecutive, so that they share the weight in the
+    cache. A part has ``rows`` rows."""
 
 
 class GroupedTiles(NamedTuple):
@@ -57,8 +58,8 @@ def grouped_tiles(
     - Up to 8 rows: most experts have one row tile. Narrow tiles give many programs that stream the weight.
     - Up to 64 rows: reading the weights still takes longest. A higher tile reads most of them once only.
     - More: tensor cores are the limit, and the largest tile that fits keeps them busy. In FP8 with scales of blocks
-      a smaller one does, because the scales take registers. Its first half reads each row twice, for gate and up,
-      and gains by a higher tile.
+      a smaller one does, because the scales take registers. Its first half multiplies each row with two tiles
+      of the weight, gate and up; a higher tile uses these bytes for more rows.
 
     The bounds are half of 16 and of 128 rows, because experts get unequal numbers of rows.
     Each number of tokens has one tile, so a row's bits depend on the number of rows in the step alone.
@@ -163,6 +164,7 @@ def grouped_linear(
     is_gated = activation not in (None, "relu2")
     row_factors = has_row_factors(tile, scale_unit, n_out, is_gated=is_gated)
     n_columns = n_out // 2 if row_factors and is_gated else n_out
+    assert routing.tile_rows % tile.rows == 0, "a row tile has whole parts"
     n_tiles, n_parts = routing.tiles.shape[1], routing.tile_rows // tile.rows
     _multiply_grouped[(n_tiles * n_parts * -(-n_columns // tile.columns),)](
         values,

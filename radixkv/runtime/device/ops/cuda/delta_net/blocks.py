@@ -121,7 +121,7 @@ def _compute_blocks(
     OVERLAP: tl.constexpr,
 ) -> None:
     CHANNELS: tl.constexpr = 2 * N_KEYS * KEY_DIM + N_HEADS * VALUE_DIM
-    block, head = tl.program_id(0) // N_HEADS, tl.program_id(0) % N_HEADS  # those of a token run at once
+    block, head = tl.program_id(0) // N_HEADS, tl.program_id(0) % N_HEADS  # programs of a block are consecutive
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
