@@ -304,6 +304,39 @@ def test_close_does_not_wait_for_what_a_store_behind_has_not_begun(monkeypatch: 
     assert len(engine.stores[1].pages) < len(engine.stores[0].pages)
 
 
+@pytest.mark.parametrize("hanging", [0, 1])
+def test_a_store_that_hangs_does_not_stop_writes_to_the_other(hanging: int) -> None:
+    """Whatever is offered meanwhile, such as what it was left to write, over and over."""
+    engine = Engine(n_pages=64, page_size=4, n_slots=160, has_disk=True, n_more_stores=1, finishes_copies=False)
+    healthy = engine.stores[1 - hanging]
+
+    def serve(first: int) -> None:
+        engine.add([first, *prompt(11)], max_tokens=1)
+        while engine.scheduler.running or engine.scheduler.waiting:
+            engine.turn()
+            engine.copier.finish_all()
+        for _ in range(4):
+            engine.copier.finish_all()
+            healthy.finish_all()
+            engine.scheduler.schedule()
+
+    serve(500)
+    disk = engine.host_tier.disk
+    assert disk is not None
+    for _ in range(200):
+        disk.offer(Namespace(), token_bytes([500, *prompt(11)]))
+        disk.advance()
+        healthy.finish_all()
+    assert disk.store.members[1 - hanging].n_pages_writing == 0
+    for number in range(501, 511):
+        n_before = len(healthy.pages)
+        serve(number)
+        assert len(healthy.pages) > n_before
+    engine.store_all()
+    assert engine.stores[0].pages.keys() == engine.stores[1].pages.keys()
+    assert [member.n_pages_writing for member in disk.store.members] == [0, 0]
+
+
 def test_invalidation_reaches_both() -> None:
     engine = started_again()
     engine.invalidate(Namespace(), token_bytes(prompt(N_TOKENS)[:8]))
