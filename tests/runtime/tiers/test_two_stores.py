@@ -59,15 +59,15 @@ def measure(tier: HostTier, *s_per_token: float) -> None:
     tier.choice.policy = "auto"
     tier.choice.cost.add_step(1000, 1000, 100.0)
     tier.choice.cost.add_load(1000, 0.001)
-    for place, seconds in enumerate(s_per_token):
-        tier.choice.cost.fetch_rate(place).forget()
-        tier.choice.cost.fetch_rate(place).add(1000, 1000 * seconds)
+    for number, seconds in enumerate(s_per_token):
+        tier.choice.cost.fetch_rate(number).forget()
+        tier.choice.cost.fetch_rate(number).add(1000, 1000 * seconds)
 
 
 def pages_read(engine: Engine) -> list[int]:
     disk = engine.host_tier.disk
     assert disk is not None
-    return [place.n_pages_read for place in disk.store.members]
+    return [member.n_pages_read for member in disk.store.members]
 
 
 def test_what_both_have_comes_from_disk() -> None:
