@@ -58,7 +58,7 @@ def add_explain_route(
             encoding = prompt_tokens(chat, model, tenant)
         elif path in _PATHS:
             body = await app.read_body(request, _explain.decode, max_tokens)
-            model, cache_salt = served_model.named(body.model), body.cache_salt
+            model, cache_salt = served_model.named(body.model), body.cache_salt or ""
             encoding = encode_prompt(body, served_model, tenant)
         else:
             paths = ", ".join((*_PATHS[1:], *chats))
