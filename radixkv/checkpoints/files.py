@@ -21,6 +21,8 @@ def read_text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; let the server's user read it") from error
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; fetch the checkpoint again") from error
 

@@ -9,7 +9,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from radixkv.errors import DeviceFailure, InvalidRequest, NumericalFailure
+from radixkv.errors import DeviceFailure, InvalidRequest, InvariantError, NumericalFailure, shortened
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.in_flight import EndedRequest, InFlightRequest, RequestMetrics, TokenDelta, WakeUp
 from radixkv.wire.cache_messages import Stored
@@ -214,7 +214,15 @@ class RequestGroup:
 
 
 def _addressed(prompt: Submit, arrived: Arrival) -> Submit:
-    """Returns a prompt with the session of its HTTP request."""
+    """Returns a prompt with the session of its HTTP request.
+
+    Raises ``InvariantError`` if it has another tenant: it would share KV with those who must not notice it.
+    """
+    if prompt.namespace.tenant != arrived.tenant:
+        raise InvariantError(
+            f"a prompt for {arrived.route or 'a check of the server itself'} has the tenant "
+            f"{shortened(prompt.namespace.tenant)}, but {shortened(arrived.tenant)} sent the request"
+        )
     if arrived.session_id:
         prompt = msgspec.structs.replace(prompt, session_id=prompt.session_id or arrived.session_id)
     return prompt

@@ -6,10 +6,10 @@ import msgspec
 
 
 class CacheNamespace(msgspec.Struct, frozen=True, array_like=True):
-    """Whose KV a request may share: that of the requests with the same namespace.
+    """Who asks, and with which salt and adapter. The runtime derives from it which requests share pages.
 
-    The runtime makes a ``tree.node.Namespace`` of it, which may have fewer fields: a tenant may share with all, and
-    prompts of an activated LoRA begin with pages of the model alone.
+    It makes a ``tree.node.Namespace`` of it, which may have fewer fields: a tenant may share with all, and prompts
+    of an activated LoRA begin with pages of the model alone.
     """
 
     tenant: str = ""

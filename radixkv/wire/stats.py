@@ -27,7 +27,7 @@ class HostStats(msgspec.Struct, frozen=True):
     store_seconds: float
     copies_failed_total: int
     loads_declined_total: int
-    """Times that a prompt was computed rather than loaded from the tier, because that is faster."""
+    """Times that a prompt was computed rather than loaded, because that takes less time, or by ``never``."""
     fetches_declined_total: int
     """Times that it was not fetched from disk or a shared store into the tier."""
     lookups_declined_total: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -354,6 +355,27 @@ def test_other_dtypes_are_refused(tmp_path: Path, dtype: str) -> None:
 class TestFiles:
     def test_no_folder(self, tmp_path: Path) -> None:
         assert "absent is no folder; give the folder" in _refusal(tmp_path / "absent")
+
+    def test_a_name_that_is_too_long(self, tmp_path: Path) -> None:
+        assert "aa cannot be read: File name too long; give the folder" in _refusal(tmp_path / ("a" * 300))
+
+    @pytest.mark.parametrize("name", ["outer", "adapter_config.json"])
+    def test_no_permission(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        """The user of the tests may have all permissions, so they are denied here."""
+        folder = tmp_path / "outer" / "adapter"
+        folder.mkdir(parents=True)
+        write_adapter(folder)
+        stat = Path.stat
+
+        def denied(path: Path, **options: bool) -> os.stat_result:
+            if path.name == name or path.parent.name == name:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return stat(path, **options)
+
+        monkeypatch.setattr(Path, "stat", denied)
+        message = _refusal(folder)
+        assert "Permission denied" in message
+        assert "fetch" not in message
 
     def test_no_configuration(self, tmp_path: Path) -> None:
         (write_adapter(tmp_path) / "adapter_config.json").unlink()

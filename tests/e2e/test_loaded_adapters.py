@@ -232,6 +232,7 @@ def test_wrong_uses(server: LiveServer, adapters: Path, folder: Path) -> None:
         ("a", "linked", 400, "leads out of it"),
         ("a", "a\0b", 400, "is not inside the folder"),
         ("a", "nowhere", 400, "is no folder"),
+        ("a", "a" * 300, 400, "cannot be read: File name too long"),
         ("a", "empty", 400, "has no adapter_config.json"),
         ("a", "wide", 400, "above the limit of 16"),
     ):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,13 @@ from starlette.routing import Route
 from radixkv.frontend.http.auth import OPEN_PATHS, OPERATOR_PATHS
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.compat import Place, refusals
+from radixkv.settings.config import Task
 from radixkv.settings.server_config import ServerConfig
 from radixkv.settings.tenants import Tenants
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_messages import CloseSession, Explain, Invalidate, Match, Pin
-from radixkv.wire.messages import Submit
+from radixkv.wire.messages import Pooling, Submit
+from radixkv.wire.namespace import CacheNamespace
 from support.running_site import make_app, running_site, site_fixture
 from support.scripted_runtime import Site
 from support.site_requests import asks
@@ -161,6 +165,63 @@ def test_texts_are_tokenized_apart(
         namespaces.clear()
         shared.http.post(path, json=body, headers=key(name))
         assert set(namespaces) == {tenant}
+
+
+@pytest.mark.parametrize(
+    ("task", "pooling", "path", "body"),
+    [
+        ("embed", Pooling(), "/v1/embeddings", {"input": ["ab", "cd"]}),
+        ("score", Pooling((5, 6)), "/v1/rerank", {"query": "ab", "documents": ["cd", "ef"]}),
+        ("score", Pooling((5, 6)), "/v1/score", {"text_1": "ab", "text_2": ["cd", "ef"]}),
+    ],
+)
+def test_the_runtime_is_told_whose_text_is_pooled(
+    served_model: ServedModel, tmp_path: Path, task: Task, pooling: Pooling, path: str, body: dict[str, Any]
+) -> None:
+    model = replace(served_model, task=task, pooling=pooling, hidden_size=4)
+    with running_site(model, tmp_path, KEYS) as site:
+        for name, tenant in (("key-a", "a"), ("operator", "")):
+            site.loop.submitted.clear()
+            reply = site.http.post(path, json=body | {"cache_salt": "s"}, headers=key(name))
+            assert reply.status_code == 200, reply.text
+            assert [message.namespace for message in site.loop.submitted] == [CacheNamespace(tenant, "s")] * 2
+
+
+def test_a_prompt_of_another_tenant_is_never_sent(
+    shared: Site, received: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forgets_the_tenant(model: ServedModel, tenant: str, cache_salt: str | None) -> CacheNamespace:
+        return CacheNamespace("", cache_salt or "", model.adapter)
+
+    monkeypatch.setattr(ServedModel, "namespace", forgets_the_tenant)
+    for path, body in asks("ab").items():
+        assert shared.http.post(path, json=body, headers=key("key-a")).status_code == 500
+    assert not any(isinstance(message, Submit) for message in received)
+
+
+def test_the_servers_own_checks_have_no_tenant(shared: Site) -> None:
+    assert shared.http.get("/health_generate", headers=key("operator")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": MESSAGES, "model": "echo"}),
+        ("/v1/responses", {"input": "ab"}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/completions", {"prompt": "ab"}),
+    ],
+)
+def test_explanations_are_of_the_tenant_and_the_salt_of_the_body(
+    shared: Site, received: list[Any], path: str, body: dict[str, Any]
+) -> None:
+    for name, tenant in (("key-a", "a"), ("operator", "")):
+        received.clear()
+        body = {**body, "cache_salt": "s"}
+        reply = shared.http.post(f"/cache/explain?path={path}", json=body, headers=key(name))
+        assert reply.status_code == 200, reply.text
+        asked = [message.namespace for message in received if isinstance(message, Explain)]
+        assert asked == [CacheNamespace(tenant, "s")]
 
 
 def test_a_body_cannot_name_a_tenant(shared: Site, received: list[Any]) -> None:

@@ -132,6 +132,7 @@ def test_wrong_uses(folders: Path) -> None:
         for path, text in (
             ("base", "base has no adapter_config.json; give the folder"),
             ("absent", "absent is no folder; give the folder"),
+            ("a" * 300, "cannot be read: File name too long; give the folder"),
             ("sql/adapter_config.json", "adapter_config.json is no folder; give the folder"),
             ("wide", "rank 17, above the limit of 16"),
         ):

@@ -41,7 +41,7 @@ from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.messages import TokenLogprobs
-from support.engine_invariants import check_pins, check_requests, check_slot_use, check_tables
+from support.engine_invariants import check_links, check_pins, check_requests, check_slot_use, check_tables
 from support.fake_copier import STATE_PARTS, FakeCopier
 from support.fake_device import (
     ACTIVATED,
@@ -623,6 +623,7 @@ class Engine:
         self.pins.expire()
         check_pins((self.cache, self.host), PIN_BUDGET)
         check_slot_use(self.scheduler.running, self.page_size)
+        check_links(self.host_tier, *(() if self.host_tier.disk is None else (self.host_tier.disk,)))
         in_tree = {*self.cache.tree.reachable_pages(), *self.cache.tree.detached_pages()}
         for page in in_tree:
             values = [self.device.kv.get((page, offset)) for offset in range(self.page_size)]

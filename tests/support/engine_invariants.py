@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from radixkv.runtime.adapters.slot_queue import SlotQueue
 from radixkv.runtime.cache.block_table import BlockTable
@@ -15,6 +16,7 @@ from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.tenants.shares import TenantShares
+from radixkv.runtime.tiers.tier_link import TierLink
 from radixkv.wire.table_messages import ChoiceTable, GetTables
 from support.fake_device import unpack
 
@@ -63,6 +65,12 @@ def check_slot_use(running: RunningRequests, page_size: int) -> None:
     assert use.n_duplicate <= n_duplicate
     if not any(blocks.lease and blocks.lease.detached for _, blocks in tables):
         assert use.n_duplicate == n_duplicate
+
+
+def check_links(*links: TierLink[Any, Any]) -> None:
+    """Checks that the pages which count as being stored are those of the stores in flight."""
+    for link in links:
+        assert link._n_pages_in_store == sum(store.n_counted for store in link._stores.values())
 
 
 def check_tables(scheduler: Scheduler, requests: Collection[Sequence[Request]]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -421,6 +422,10 @@ class ScriptedLoop:
     def _step(self, request: _Running) -> list[NewTokens]:
         """Generates the next token of each choice; choices after the first start one step later."""
         sampling = request.submit.sampling
+        if (pooling := request.submit.pooling) is not None:
+            request.choices[0].finish_reason = "stop"
+            pooled = np.ones(len(pooling.token_ids) or 4, np.float32).tobytes()
+            return [NewTokens(request.submit.id, b"", finish_reason="stop", pooled=pooled)]
         has_begun = request.n > 0
         items = []
         for index, choice in enumerate(request.choices):

@@ -104,9 +104,14 @@ class PeftConfig:
             CheckpointError: there is no such file, or a field is invalid or cannot be served.
         """
         path = folder / CONFIG_NAME
-        fields = read_object(path) if folder.is_dir() else None
+        what = f"has no {CONFIG_NAME}"
+        try:
+            fields = read_object(path) if folder.is_dir() else None
+            if fields is None and not folder.is_dir():
+                what = "is no folder"
+        except OSError as error:  # of is_dir: no permission, or too long a name
+            fields, what = None, f"cannot be read: {error.strerror}"
         if fields is None:
-            what = f"has no {CONFIG_NAME}" if folder.is_dir() else "is no folder"
             raise CheckpointError(
                 f"{folder} {what}; give the folder to which PEFT's save_pretrained wrote the adapter"
             )

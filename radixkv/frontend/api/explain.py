@@ -54,12 +54,11 @@ def add_explain_route(
         tenant, max_tokens = tenant_of(request), served_model.max_prompt_and_answer
         if path in chats:
             chat = await app.read_body(request, chats[path], max_tokens)
-            model = served_model.named(chat.model)
-            namespace = model.namespace(tenant, chat.cache_salt)
+            model, cache_salt = served_model.named(chat.model), chat.cache_salt
             encoding = prompt_tokens(chat, model, tenant)
         elif path in _PATHS:
             body = await app.read_body(request, _explain.decode, max_tokens)
-            namespace = served_model.named(body.model).namespace(tenant, body.cache_salt)
+            model, cache_salt = served_model.named(body.model), body.cache_salt or ""
             encoding = encode_prompt(body, served_model, tenant)
         else:
             paths = ", ".join((*_PATHS[1:], *chats))
@@ -67,6 +66,7 @@ def add_explain_route(
                 f"path {shortened(path)} has no prompts to explain; give one of {paths}", param="path"
             )
         tokens = await cancel_on_disconnect(request.receive, encoding)
+        namespace = model.namespace(tenant, cache_salt)
         explained = await client.explain(tokens, namespace, contents=explain_contents)
         fields = explanation(explained, served_model.tokenizer, contents=explain_contents)
         if request.query_params.get("return_token_ids", "false").lower() in ("true", "1"):

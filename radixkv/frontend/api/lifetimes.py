@@ -40,7 +40,7 @@ class _Prefix(NamedTuple):
     """Little-endian int32 ids."""
     namespace: CacheNamespace
     all_adapters: bool = False
-    """Whether also that of all adapters."""
+    """Whether also what adapters have of these tokens, of the same tenant and salt."""
 
 
 class PinRequest(CachePromptRequest, kw_only=True):
@@ -122,8 +122,8 @@ async def _prefixes(body: InvalidateRequest, served_model: ServedModel, tenant: 
     tokens = await _prefix(body, served_model, tenant)
     prefixes = [_Prefix(tokens, model.namespace(tenant, body.cache_salt), all_adapters=body.model is None)]
     if body.model is None and body.messages is not None:
-        for name, adapted in served_model.adapted.items():
-            own_tokens = await _prefix(msgspec.structs.replace(body, model=name), served_model, tenant)
+        for adapted in list(served_model.adapted.values()):  # loads and unloads change it meanwhile
+            own_tokens = await _prefix(body, adapted, tenant)
             if own_tokens != tokens:
                 prefixes.append(_Prefix(own_tokens, adapted.namespace(tenant, body.cache_salt)))
     return list(dict.fromkeys(prefixes))  # adapters of one digest may have several names

@@ -435,7 +435,10 @@ def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
         "fetch": host.fetches_declined_total,
         "lookup": host.lookups_declined_total,
     }
-    text = "Loads from the host tier, fetches and lookups that a prompt went without: computing is faster."
+    text = (
+        "Loads from the host tier, fetches and lookups that a prompt went without, because they would take longer "
+        "than they save, or by --load-policy never."
+    )
     yield _labelled(CounterMetricFamily, "tier_steps_declined", text, "step", declined)
 
 

@@ -16,8 +16,8 @@ from radixkv.runtime.request import Phase, Request
 TURN_S = 1.0
 """How long an adapter keeps its slot, and another one waits, before the slot takes no new requests."""
 _MAX_RANKED = 256
-"""Most requests in line that are ranked by prefix, of which the adapters have equal parts; and whose pages are
-spared."""
+"""Most requests in line that are ranked by prefix, and most whose pages are spared. The adapters in line have equal
+parts of either."""
 
 
 @dataclass(slots=True)
@@ -159,12 +159,14 @@ class SlotQueue:
     def next_requests(self) -> Iterator[Request]:
         """Yields what the queue behind does, then requests in line, in the order in which their adapters get slots.
 
-        That order is as of now: it depends on no cached prefix but that for which the next adapter was chosen.
+        No adapter has more than its part of what is yielded of these, so that a long line hides no other. The order
+        is as of now: it depends on no cached prefix but that for which the next adapter was chosen.
         O(adapters in line · log adapters in line) with one sender, and O(1) a request.
         """
         yield from self._queue.next_requests()
         in_turn = sorted(self._lines, key=self._turn_of)
-        in_line = chain.from_iterable(self._lines[digest].requests.values() for digest in in_turn)
+        n_each = max(1, _MAX_RANKED // max(1, len(in_turn)))
+        in_line = chain.from_iterable(islice(self._lines[one].requests.values(), n_each) for one in in_turn)
         for request in islice(in_line, _MAX_RANKED):
             if request.reads_cache and not request.recovery.bypasses_tree:
                 yield request

@@ -59,8 +59,8 @@ class AwaitedPages(NamedTuple):
     """The pages that a loading request waits for."""
 
     stage: LoadStage
-    tier: Tier
-    """The tier that they come from."""
+    tier: Tier | None
+    """The tier that they come from; None once they have come."""
     first: int
     """Entry of the request's block table that the first of them has."""
     n_pages: int

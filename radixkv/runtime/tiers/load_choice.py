@@ -11,7 +11,8 @@ from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.settings.config import LoadPolicy
 
 _MAX_DECLINED = 32
-"""After a step was declined so often because computing was faster, it is taken anyway, to measure it anew."""
+"""After a step was declined so often, because it would take longer than it saves, it is taken anyway, to measure it
+anew."""
 
 Step: TypeAlias = Literal["load", "fetch", "lookup"]
 """What a prompt may wait for: a load from the host tier, a fetch from storage, or a lookup in a shared store."""
@@ -93,12 +94,12 @@ class LoadChoice:
         self._n_in_a_row[step] = 0
 
     def decline(self, step: Step) -> None:
-        """Counts a step that a prompt goes without: computing is faster, or the policy is ``never``. O(1)."""
+        """Counts a step that a prompt goes without: it would take longer than it saves, or by ``never``. O(1)."""
         self._n_in_a_row[step] += 1
         self.n_declined[step] += 1
 
     def _is_due(self, step: Step) -> bool:
-        """Whether to take a step even if computing is faster."""
+        """Whether to take a step even if it would take longer than it saves."""
         return self.policy == "always" or self._n_in_a_row[step] >= _MAX_DECLINED
 
     def _gain_s(self, cached: CachedPrefixes) -> float:

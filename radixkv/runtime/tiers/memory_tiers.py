@@ -176,7 +176,7 @@ class MemoryTiers(Tiers):
             load = loading.load
             first = load.start // page_size
             if load.is_done:
-                return AwaitedPages("copied", "host", first, 0, blocks=load.blocks)
+                return AwaitedPages("copied", None, first, 0, blocks=load.blocks)
             if load.lent is not None:
                 return AwaitedPages("copy", "storage", first, len(load.pages), blocks=load.blocks)
             slots = load.lower.pages[first : first + len(load.pages)]

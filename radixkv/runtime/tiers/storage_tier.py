@@ -495,7 +495,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
             return None
         store.lower.has_left_out = not started.are_all_in_time
         # One that writes nothing itself counts as a page, so that there are not more and more of them.
-        store.n_on_their_way = store.n_pages - max(1, started.n_new)
+        store.n_counted = max(1, started.n_new)
         return started.ticket
 
     @property

@@ -121,8 +121,8 @@ class Store(Generic[P]):
     """The upper tier's states that are copied, the deepest first."""
     n_more: int = 0
     """Pages whose bytes these take."""
-    n_on_their_way: int = 0
-    """Pages that other stores were copying when it began, and that count there as being stored."""
+    n_counted: int = 0
+    """Pages of it that count as being stored: those that other stores are copying already count there."""
 
     @property
     def n_pages(self) -> int:
@@ -337,7 +337,7 @@ class TierLink(ABC, Generic[P, L]):
         self.counters.store_seconds += finished.seconds
         self.counters.n_pages_stored += finished.n_pages
         self.counters.n_failed += finished.n_pages < store.n_pages
-        self._n_pages_in_store -= store.n_pages - store.n_on_their_way
+        self._n_pages_in_store -= store.n_counted
         self._let_go_states(store)
         if self._take_store(store, finished):
             store.offer.report()
@@ -372,9 +372,10 @@ class TierLink(ABC, Generic[P, L]):
             tokens = bytearray(offer.tokens[: last * page_size * TOKEN_BYTES])
             store = Store(offer, tokens, blocks, lower, blocks.pages[first:last])
             if self._add_states(store, is_whole=last == n_computed):
+                store.n_counted = store.n_pages
                 ticket = self._begin_store(store)
                 if ticket is not None:
-                    self._n_pages_in_store += store.n_pages - store.n_on_their_way
+                    self._n_pages_in_store += store.n_counted
                     self._stores[ticket] = store
                     return
                 self._let_go_states(store)
@@ -425,7 +426,7 @@ class TierLink(ABC, Generic[P, L]):
 
     @abstractmethod
     def _begin_store(self, store: Store[P]) -> int | None:
-        """Starts a copy for which there is room; returns a ticket. O(pages).
+        """Starts a copy for which there is room; returns a ticket. May lower ``n_counted``. O(pages).
 
         None: the offer is to be tried again, see ``_resume_postponed``.
         """

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import pytest
+
+from radixkv.frontend.api import lifetimes
+from radixkv.frontend.served_model import ServedModel
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.adapter_messages import ServedAdapter
 from radixkv.wire.cache_messages import Invalidate
-from support.running_site import site_fixture
+from radixkv.wire.messages import pack_tokens
+from radixkv.wire.namespace import CacheNamespace
+from support.running_site import running_site, site_fixture
 from support.scripted_runtime import DISK, HOST, Site
 
 MESSAGES = [{"role": "user", "content": "hi there, you all"}]
@@ -61,3 +73,35 @@ def test_without_a_model_all_adapters_are_meant(site: Site) -> None:
         for fields, is_meant in (({}, True), ({"model": served}, False)):
             message, _ = invalidate(site, **body, **fields)
             assert (message.namespace.adapter, message.all_adapters) == ("", is_meant)
+
+
+@pytest.mark.parametrize("changes", [ServedModel.add_adapter, lambda served, law: served.remove_adapter("sql")])
+def test_adapters_may_come_and_go_meanwhile(
+    served_model: ServedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: Callable[[ServedModel, ServedAdapter], None],
+) -> None:
+    """The prefixes of the adapters that it began with are dropped, in their own namespaces."""
+    sql, law = (ServedAdapter(name, f"/{name}", name[0] * 64) for name in ("sql", "law"))
+    served = replace(served_model, ready=msgspec.structs.replace(served_model.ready, adapters=(sql, law)))
+    late = ServedAdapter("late", "/late", "d" * 64)
+    encoded: list[str] = []
+
+    async def encode(body: Any, model: ServedModel, tenant: str) -> bytes:
+        await asyncio.sleep(0)
+        if len(encoded) == 1:  # after the model alone, before the first adapter
+            changes(served, late)
+        encoded.append(model.adapter)
+        return pack_tokens([*range(20), len(encoded)])
+
+    monkeypatch.setattr(lifetimes, "encode_prompt", encode)
+    with running_site(served, tmp_path) as site:
+        reply = site.http.post("/cache/invalidate", json={"messages": MESSAGES, "cache_salt": "hers"})
+        assert reply.status_code == 200, reply.text
+        means = [(one.namespace, one.all_adapters) for one in site.loop.invalidated]
+    assert encoded == ["", sql.digest, law.digest]
+    assert means == [
+        (CacheNamespace("", "hers"), True),
+        *((CacheNamespace("", "hers", digest), False) for digest in encoded[1:]),
+    ]

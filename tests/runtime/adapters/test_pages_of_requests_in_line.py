@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from radixkv.runtime.adapters import slot_queue
 from radixkv.runtime.adapters.slots import AdapterSlots
 from radixkv.runtime.request import Phase, Request
 from radixkv.settings.config import SchedulePolicy
+from radixkv.settings.tenants import TenantConfig
 from support.engine import Engine, prompt
 from support.fake_adapters import FakeDeviceAdapters
 from support.fake_device import ACTIVATED, mark_of
@@ -67,6 +69,7 @@ def test_those_of_the_last_turn_go_first_once_all_are_needed(first: int) -> None
     last = 3 - first
     for number in (3, first, last):
         front.submit(f"{number}", [*prefix(number), 90], adapter=digests[number], max_tokens=1)
+        front.turn()
     front.run()
     assert [n_cached(front, f"{number}") for number in (3, first)] == [N_PREFIX] * 2
     assert n_cached(front, f"{last}") < N_PREFIX
@@ -87,7 +90,49 @@ def test_what_is_in_line_is_needed_after_the_queue_behind() -> None:
     front.submit("cold", prefix(2), adapter="34cd", reads_cache=False)
     front.submit("base", prefix(4))
     front.turn()
-    assert [one.id for one in front.scheduler.waiting.next_requests()] == ["base", "medicine", "tax", "law"]
+    assert needed(front) == ["base", "medicine", "tax", "law"]
+    front.run()
+    front.adapters.close()
+
+
+def needed(front: SlotFrontend) -> list[str]:
+    """Returns the ids of waiting requests, those whose pages are needed first in front."""
+    return [one.id for one in front.scheduler.waiting.next_requests()]
+
+
+def test_who_has_had_less_slot_time_is_needed_first() -> None:
+    """Behind the adapter that is chosen for the next slot, also before those who have waited longer."""
+    tenants = [TenantConfig(name, cache_salt="request") for name in ("busy", "chosen", "long", "short")]
+    front = SlotFrontend(1, tenants=tenants)
+    front.submit("sql", [80], adapter="12ab", tenant="busy", max_tokens=LONG_ANSWER, ignore_eos=True)
+    front.turn(4)
+    for name, digest in (("chosen", "78ab"), ("long", "34cd"), ("short", "56ef")):
+        front.submit(name, prefix(1), adapter=digest, tenant=name, max_tokens=1)
+        front.turn()
+    assert front.slots.is_coming("78ab")
+    assert needed(front) == ["chosen", "long", "short"]
+    front.slots.queue._times.charge(["long"], 1.0)
+    assert needed(front) == ["chosen", "short", "long"]
+    front.slots.queue._times.charge(["chosen"], 2.0)
+    assert needed(front) == ["chosen", "short", "long"]
+    front.run()
+    front.adapters.close()
+
+
+@pytest.mark.parametrize(("most", "expected"), [(6, 6), (4, 3), (2, 2), (100, 15)])
+def test_a_long_line_hides_no_other(monkeypatch: pytest.MonkeyPatch, most: int, expected: int) -> None:
+    """Each of the three adapters in line has an equal part of the requests whose pages are spared."""
+    monkeypatch.setattr(slot_queue, "_MAX_RANKED", most)
+    front = SlotFrontend(1)
+    fill(front)
+    digests = ("34cd", "56ef", "78ab")
+    for digest in digests:
+        for number in range(5):
+            front.submit(f"{digest} {number}", prefix(number), adapter=digest, max_tokens=1)
+    found = needed(front)
+    assert len(found) == expected
+    n_each = max(1, most // 3)
+    assert found == [f"{digest} {number}" for digest in digests for number in range(min(5, n_each))][:most]
     front.run()
     front.adapters.close()
 

@@ -395,7 +395,15 @@ def test_a_loading_request_says_what_it_waits_for() -> None:
             assert (joined.stage, joined.tier) == stages[-1][:2]
         engine.store.finish()
         engine.copier.finish_all()
-    assert list(dict.fromkeys(stages)) == [("lookup", "storage", 0), ("fetch", "storage", 10), ("copy", "host", 10)]
+        if stages[-1][0] == "copy" and request.phase is Phase.LOADING:
+            engine.scheduler.tiers.advance()
+            stages.append((awaited(request).stage, awaited(request).tier, awaited(request).n_pages))
+    assert list(dict.fromkeys(stages)) == [
+        ("lookup", "storage", 0),
+        ("fetch", "storage", 10),
+        ("copy", "host", 10),
+        ("copied", None, 0),
+    ]
     finish(engine)
 
 

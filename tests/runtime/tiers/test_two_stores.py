@@ -59,15 +59,15 @@ def measure(tier: HostTier, *s_per_token: float) -> None:
     tier.choice.policy = "auto"
     tier.choice.cost.add_step(1000, 1000, 100.0)
     tier.choice.cost.add_load(1000, 0.001)
-    for place, seconds in enumerate(s_per_token):
-        tier.choice.cost.fetch_rate(place).forget()
-        tier.choice.cost.fetch_rate(place).add(1000, 1000 * seconds)
+    for number, seconds in enumerate(s_per_token):
+        tier.choice.cost.fetch_rate(number).forget()
+        tier.choice.cost.fetch_rate(number).add(1000, 1000 * seconds)
 
 
 def pages_read(engine: Engine) -> list[int]:
     disk = engine.host_tier.disk
     assert disk is not None
-    return [place.n_pages_read for place in disk.store.members]
+    return [member.n_pages_read for member in disk.store.members]
 
 
 def test_what_both_have_comes_from_disk() -> None:
@@ -302,6 +302,39 @@ def test_close_does_not_wait_for_what_a_store_behind_has_not_begun(monkeypatch: 
     assert n_waits[0] <= sum(in_flight)
     assert not engine.host_tier.disk.n_offers
     assert len(engine.stores[1].pages) < len(engine.stores[0].pages)
+
+
+@pytest.mark.parametrize("hanging", [0, 1])
+def test_a_store_that_hangs_does_not_stop_writes_to_the_other(hanging: int) -> None:
+    """Whatever is offered meanwhile, such as what it was left to write, over and over."""
+    engine = Engine(n_pages=64, page_size=4, n_slots=160, has_disk=True, n_more_stores=1, finishes_copies=False)
+    healthy = engine.stores[1 - hanging]
+
+    def serve(first: int) -> None:
+        engine.add([first, *prompt(11)], max_tokens=1)
+        while engine.scheduler.running or engine.scheduler.waiting:
+            engine.turn()
+            engine.copier.finish_all()
+        for _ in range(4):
+            engine.copier.finish_all()
+            healthy.finish_all()
+            engine.scheduler.schedule()
+
+    serve(500)
+    disk = engine.host_tier.disk
+    assert disk is not None
+    for _ in range(200):
+        disk.offer(Namespace(), token_bytes([500, *prompt(11)]))
+        disk.advance()
+        healthy.finish_all()
+    assert disk.store.members[1 - hanging].n_pages_writing == 0
+    for number in range(501, 511):
+        n_before = len(healthy.pages)
+        serve(number)
+        assert len(healthy.pages) > n_before
+    engine.store_all()
+    assert engine.stores[0].pages.keys() == engine.stores[1].pages.keys()
+    assert [member.n_pages_writing for member in disk.store.members] == [0, 0]
 
 
 def test_invalidation_reaches_both() -> None:

@@ -28,7 +28,7 @@ class MemberStore:
     """Time of the reads themselves, as of ``write_seconds``."""
     write_seconds: float = 0.0
     n_pages_writing: int = 0
-    """Pages of the stores in flight."""
+    """Pages of the stores in flight, and one for each store that only waits for writes of others."""
     n_passed_over: int = 0
     """Loads since its last one for whose prompts it had pages. Another member gave these, or they were computed."""
     in_flight: dict[int, _Part] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class _Transfer:
     """Whether each part has pages of its own."""
     keys: Sequence[bytes] = ()
     """The keys of a store's pages."""
-    joined: list[MemberStore] = field(default_factory=list)
+    followed: list[MemberStore] = field(default_factory=list)
     """Members to which others were writing some of them."""
 
 
@@ -80,6 +80,8 @@ class _Write:
     keys: Sequence[bytes]
     followers: list[_Transfer] = field(default_factory=list)
     """Stores that leave some of these pages to it, and end no sooner."""
+    n_waiting: int = 0
+    """Those of them that write nothing themselves to the same member, and wait for no later write than this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -272,8 +274,12 @@ class JoinedStore:
                 write.followers.append(transfer)
                 transfer.n_parts += 1
             if before:
-                transfer.joined.append(member)
-            if first < len(keys) or not before:
+                transfer.followed.append(member)
+            if first == len(keys):
+                # It counts as a page: a member that hangs is behind before stores that wait for it stop all others.
+                before[-1].n_waiting += 1
+                member.n_pages_writing += 1
+            else:
                 pages, write = range(first, len(keys)), _Write(keys[first:])
                 ticket = member.store.store(keys[first:], tokens[first * size :], buffers[first:])
                 member.in_flight[ticket] = _Part(transfer, pages, write=write)
@@ -445,10 +451,11 @@ class JoinedStore:
             member.n_pages_writing -= len(part.pages)
             if transfer.is_sum:
                 transfer.n_pages += finished.n_pages
-            elif member not in transfer.joined:
+            elif member not in transfer.followed:
                 transfer.n_pages = max(transfer.n_pages, next(iter(part.pages), 0) + finished.n_pages)
         self._end_one(transfer)
         if part.write is not None:
+            member.n_pages_writing -= part.write.n_waiting
             for key in part.write.keys:
                 if member.writes.get(key) is part.write:
                     del member.writes[key]
@@ -474,7 +481,7 @@ class JoinedStore:
             transfer.n_pages = len(read)
             self._sources[transfer.ticket] = tuple(source for source in read if source is not None)
         # A page that another store was to write may have failed.
-        n_there = (member.store.run(transfer.keys) for member in transfer.joined)
+        n_there = (member.store.run(transfer.keys) for member in transfer.followed)
         transfer.n_pages = max(transfer.n_pages, *n_there, 0)
         self._ended.append(FinishedTransfer(transfer.ticket, transfer.n_pages, transfer.seconds))
 
