@@ -12,7 +12,7 @@ PageKind: TypeAlias = Literal["tree", "skipped", "own", "freed", "loading"]
 """What an entry of a block table is.
 
 ``skipped`` is a page of the tree that the request's ``kv_budget`` keeps it from reading, ``own`` one of the
-request alone, ``freed`` one behind all windows or that the ``kv_budget`` gave up, and ``loading`` one that waits for
+request alone, ``freed`` one behind all windows or that the ``kv_budget`` gave up, and ``loading`` one that awaits
 its copy from a lower tier."""
 
 LoadStage: TypeAlias = Literal["lookup", "fetch", "copy", "copied"]

@@ -134,6 +134,7 @@ def test_a_budget_that_is_never_reached_changes_nothing(llm: LLM) -> None:
     assert output.kv_eviction == KVEvictionUse(512)
 
 
+@pytest.mark.nightly
 def test_an_answer_may_be_longer_than_the_pool(llm: LLM, folder: Path) -> None:
     (whole,) = llm.generate([PROMPT], sampled(24, max_tokens=120), use_tqdm=False)
     with LLM(folder, device="cpu", page_size=PAGE_SIZE, max_total_tokens=128, max_model_len=512) as small:

@@ -7,6 +7,7 @@ import pytest
 from radixkv.runtime.request import Phase, Request
 from radixkv.wire.kv_budget import largest_budget, most_pages
 from runtime.paged_eviction.test_paged_eviction import reference
+from support.cases import covering
 from support.engine import Engine, prompt
 from support.fake_device import chain, page_score
 
@@ -37,13 +38,14 @@ def run(engine: Engine, request: Request, *, preempts_at: int | None = None) -> 
     return {position: skipped[position] for position in skipped if position >= request.n_prompt}, n_most
 
 
-@pytest.mark.parametrize("page_size", [1, 2, 4])
-@pytest.mark.parametrize(("n_prompt", "n_pages"), [(1, 2), (7, 2), (12, 3), (40, 3), (41, 7)])
-@pytest.mark.parametrize("n_before", [2, 9, 20, 31])
-@pytest.mark.parametrize("reads_cache", [True, False])
+@pytest.mark.parametrize(
+    ("page_size", "sizes", "n_before", "reads_cache"),
+    covering([1, 2, 4], [(1, 2), (7, 2), (12, 3), (40, 3), (41, 7)], [2, 9, 20, 31], [True, False]),
+)
 def test_a_preempted_request_drops_the_same_pages_again(
-    page_size: int, n_prompt: int, n_pages: int, n_before: int, reads_cache: bool
+    page_size: int, sizes: tuple[int, int], n_before: int, reads_cache: bool
 ) -> None:
+    n_prompt, n_pages = sizes
     engine = Engine(128, page_size)
     tokens, budget = prompt(n_prompt), n_pages * page_size
     request = engine.add(tokens, 33, kv_budget=budget, reads_cache=reads_cache)
@@ -56,12 +58,13 @@ def test_a_preempted_request_drops_the_same_pages_again(
     engine.run_to_the_end("length")
 
 
-@pytest.mark.parametrize("page_size", [1, 2, 4])
-@pytest.mark.parametrize(("n_prompt", "n_pages"), [(1, 2), (12, 3), (40, 3), (41, 7)])
-@pytest.mark.parametrize("n_before", [None, 100])
+@pytest.mark.parametrize(
+    ("page_size", "sizes", "n_before"), covering([1, 2, 4], [(1, 2), (12, 3), (40, 3), (41, 7)], [None, 100])
+)
 def test_an_answer_ends_in_the_pages_that_it_may_have(
-    page_size: int, n_prompt: int, n_pages: int, n_before: int | None
+    page_size: int, sizes: tuple[int, int], n_before: int | None
 ) -> None:
+    n_prompt, n_pages = sizes
     n_most = most_pages(n_prompt, n_pages * page_size, page_size)
     engine = Engine(n_most, page_size)
     request = engine.add(prompt(n_prompt), 60 * page_size, kv_budget=n_pages * page_size)
