@@ -281,9 +281,7 @@ def test_a_flood_of_one_tenant_delays_and_refuses_only_its_own_requests(server: 
             flooding = [asyncio.create_task(ask(client, "batch-1", number)) for number in range(30)]
             while ("batch-1", 200) not in answered:
                 await asyncio.sleep(0.001)
-            for number in range(3):
-                await ask(client, "search-1", number)
-            await asyncio.gather(*flooding)
+            await asyncio.gather(*[ask(client, "search-1", number) for number in range(3)], *flooding)
 
     asyncio.run(flood())
     flood_replies = Counter(status for key, status in answered if key == "batch-1")

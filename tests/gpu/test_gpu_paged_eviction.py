@@ -90,6 +90,25 @@ def test_answers_are_those_of_the_cpu(
     assert [one.outputs[0].token_ids for one in found] != [one.outputs[0].token_ids for one in exact]
 
 
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_preempted_answers_go_on_without_the_same_pages(
+    tmp_path: Path, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are computed again in rows of several tokens behind pages that have gone."""
+    monkeypatch.setattr(branch, "PagedEviction", partial(PagedEviction, rank=by_entry))
+    save_sensitive(tmp_path)
+    limits = {"max_model_len": 512, "page_size": PAGE_SIZE, "speculative_config": "off"}
+    prompts = [random_ids(n, n) for n in (40, 90, 150, 60, 100, 33)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True, logprobs=0, kv_budget=BUDGET)
+    with LLM(tmp_path, device="cpu", dtype="bfloat16", max_total_tokens=8192, **limits) as cpu:
+        expected = cpu.generate(prompts, sampling, use_tqdm=False)
+    with opened(tmp_path, enforce_eager=enforce_eager, max_total_tokens=640, **limits) as llm:
+        found = llm.generate(prompts, sampling, use_tqdm=False)
+        n_preemptions = llm.get_metrics().preemptions_total
+    assert n_preemptions > 0
+    check_alike(found, expected)
+
+
 def test_the_memory_of_freed_pages_is_used_again(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, head_dim=64, hidden_size=256, vocab_size=VOCAB)
     limits = {"max_model_len": 1024, "max_total_tokens": 1024, "page_size": PAGE_SIZE, "speculative_config": "off"}
