@@ -204,14 +204,14 @@ class ResponseWriter:
             [
                 self._events.event(
                     [choice],
-                    more | mark | self._usage_of_chunk() if more or self._request.repeats_usage else more | mark,
+                    mark | (more | self._usage_of_chunk() if more or self._request.repeats_usage else more),
                 )
                 for choice, more in self._format.chunks(index, output, prompt, is_first=is_first)
             ]
         )
 
     def _mark(self, done: Done | None) -> dict[str, Any]:
-        """Returns what the last chunk of an answer says if it is approximate and the stream has no usage."""
+        """Returns how chunks with the end of an approximate answer say so in a stream without a usage."""
         if done is None or done.kv_eviction is None or self._request.includes_usage:
             return {}
         return {"kv_eviction": done.kv_eviction.fields}
