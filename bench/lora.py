@@ -4,9 +4,10 @@ Two engines of dummy weights of the shape of Llama 3.1 8B are open at the same t
 ``enable_lora``, and random adapters of all projections. Repetitions of the cases take turns. One JSON line each:
 
     decode            milliseconds of a step of answers alone, with 32 and 256 rows: of the engine without LoRA
-                      ("off"), of the other without adapters in the step ("base"), with one adapter in all rows
-                      ("1 adapter"), with one in half of them ("half"), and with eight ("8 adapters").
-                      It is the time of long answers less that of short ones, by the steps between; the median
+                      ("off", and "off again" as a measure of the noise), of the other without adapters in the step
+                      ("base"), with one adapter in all rows ("1 adapter"), with one in half of them ("half"), and
+                      with eight ("8 adapters"). It is the time of long answers less that of short ones, by the
+                      steps between; the median
     fewshot           seconds of the workload of that name, "off", "base", and with eight adapters in turn, each of
                       which computes the examples of its own
     load              the longest time between two turns of 32 running answers, before, while and after an adapter
@@ -16,6 +17,7 @@ Two engines of dummy weights of the shape of Llama 3.1 8B are open at the same t
 
     python bench/lora.py --output-file bench/results/lora.jsonl
     python bench/lora.py --setting 'quantization="fp8"' --cases decode
+    python bench/lora.py --cases decode --kinds "off,off again,base" --rows 32 --repeat 12
     python bench/lora.py --small --device cpu      # tries the code
 """
 
@@ -28,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from result_lines import add_gpu_flags, add_setting_flag, report, script_parser
@@ -44,6 +46,8 @@ from radixkv.wire.sampling import SamplingParams as LoopSamplingParams
 
 N_ADAPTERS = 8
 CASES = ("decode", "fewshot", "load", "activated")
+KINDS = ("off", "off again", "base", "1 adapter", "half", f"{N_ADAPTERS} adapters")
+"""Kinds of steps of answers; ratios are to the first one."""
 INVOCATION = [11, 12, 13, 14]
 """Tokens from which on the activated adapter acts."""
 SMALL_FEWSHOT: Mapping[str, int] = {"requests": 16, "shared": 48, "question": 8, "output": 4}
@@ -100,12 +104,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--pool-tokens", type=int, default=200_000, help="size of each engine's pool")
     parser.add_argument("--prompt-tokens", type=int, default=128, help="of the answers of decode and load")
     parser.add_argument("--cases", default=",".join(CASES), metavar="NAMES", help="comma-separated")
+    parser.add_argument("--kinds", default=",".join(KINDS), metavar="NAMES", help="of steps of decode")
+    parser.add_argument("--rows", type=int, nargs="+", default=[32, 256], metavar="N", help="of steps of decode")
     add_gpu_flags(parser)
     add_setting_flag(parser)
     arguments = parser.parse_args()
     arguments.settings = dict(arguments.settings)
     arguments.cases = arguments.cases.split(",")
-    arguments.rows, arguments.steps, arguments.contexts = (32, 256), (8, 136), (3072, 8192)
+    arguments.kinds = arguments.kinds.split(",")
+    arguments.steps, arguments.contexts = (8, 136), (3072, 8192)
     if arguments.small:
         arguments.rows, arguments.steps, arguments.prompt_tokens = (4, 16), (4, 12), 16
         arguments.pool_tokens, arguments.repeat, arguments.contexts = 4096, 2, (512,)
@@ -129,12 +136,14 @@ def decode(
     arguments: argparse.Namespace, off: LLM, on: LLM, adapters: Sequence[LoRARequest], n_rows: int
 ) -> list[dict[str, Any]]:
     """Returns a line for each kind of step."""
+    of_adapters: dict[str, Requests] = {
+        "1 adapter": [adapters[0]] * n_rows,
+        "half": [adapters[0], None] * (n_rows // 2),
+        f"{N_ADAPTERS} adapters": [adapters[index % N_ADAPTERS] for index in range(n_rows)],
+    }
     kinds: dict[str, tuple[LLM, Requests]] = {
-        "off": (off, [None] * n_rows),
-        "base": (on, [None] * n_rows),
-        "1 adapter": (on, [adapters[0]] * n_rows),
-        "half": (on, [adapters[0], None] * (n_rows // 2)),
-        f"{N_ADAPTERS} adapters": (on, [adapters[index % N_ADAPTERS] for index in range(n_rows)]),
+        name: (off if name.startswith("off") else on, of_adapters.get(name, [None] * n_rows))
+        for name in arguments.kinds
     }
     rng = random.Random(n_rows)
     prompts = [[rng.randrange(10, 32_000) for _ in range(arguments.prompt_tokens)] for _ in range(n_rows)]
@@ -145,7 +154,7 @@ def decode(
             if repetition:  # the first one warms up
                 times[name].append(1e3 * (long - short) / (arguments.steps[1] - arguments.steps[0]))
     ratios = {
-        name: median(one / other for one, other in zip(found, times["off"], strict=True))
+        name: quantiles([one / other for one, other in zip(found, times["off"], strict=True)], method="inclusive")
         for name, found in times.items()
     }
     return [
@@ -155,7 +164,8 @@ def decode(
             "rows": n_rows,
             "ms_per_step": round(median(found), 4),
             "all_ms": [round(one, 4) for one in found],
-            "times_off": round(ratios[name], 4),
+            "times_off": round(ratios[name][1], 4),
+            "quartiles_of_times_off": [round(ratios[name][0], 4), round(ratios[name][2], 4)],
         }
         for name, found in times.items()
     ]

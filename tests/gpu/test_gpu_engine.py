@@ -19,6 +19,7 @@ from gpu_support import (
     engine_scores,
     family,
     greedy,
+    needs_flashinfer,
     opened,
     random_ids,
 )
@@ -152,7 +153,7 @@ def test_shared_runs_do_not_change_answers(sensitive_folder: Path, alone: LLM) -
     )
 
 
-@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("is_large", [False, pytest.param(True, marks=needs_flashinfer)])
 def test_shared_pages_in_tiles_of_either_size(
     sensitive_folder: Path, alone: LLM, is_large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
