@@ -97,10 +97,13 @@ def test_a_batch_of_everything_equals_each_alone(folders: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in ("grouped", "qwen3.5") else pytest.mark.nightly)
-        for name in (*CHECKPOINTS, *(one for one in HYBRIDS if one.startswith("qwen")))
-    ],
+    rest_nightly(
+        [
+            pytest.param(name, marks=() if name in ("grouped", "qwen3.5") else pytest.mark.nightly)
+            for name in (*CHECKPOINTS, *(one for one in HYBRIDS if one.startswith("qwen")))
+        ],
+        kept=(19,),
+    ),
 )
 def test_an_invocation_at_the_start_activates_what_a_lora_does(tmp_path: Path, name: str) -> None:
     """To the last bit; without an invocation the model alone answers, and only the last one counts."""
