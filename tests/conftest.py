@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from radixkv import terminal
+from support import forked_workers
 from support.sensitive_checkpoint import save_sensitive
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(forked_workers)
 
 
 def pytest_configure(config: pytest.Config) -> None:
