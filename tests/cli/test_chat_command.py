@@ -181,15 +181,12 @@ def test_a_running_server_is_used_and_named(fake: FakeServer, session: Callable[
 
 @pytest.mark.parametrize(
     "flags",
-    rest_nightly(
-        [
-            ("tiny",),
-            pytest.param(("--model", "tiny"), marks=pytest.mark.nightly),
-            POOL,
-            pytest.param(("--device", "cpu"), marks=pytest.mark.nightly),
-        ],
-        kept=(2,),
-    ),
+    [
+        pytest.param(("tiny",), marks=pytest.mark.nightly),
+        pytest.param(("--model", "tiny"), marks=pytest.mark.nightly),
+        POOL,
+        pytest.param(("--device", "cpu"), marks=pytest.mark.nightly),
+    ],
 )
 def test_a_model_or_a_flag_of_the_engine_is_for_this_process(
     fake: FakeServer, session: Callable[..., tuple[str, str]], flags: tuple[str, ...]
