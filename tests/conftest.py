@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from pathlib import Path
 
 import pytest
@@ -63,6 +63,12 @@ def pytest_runtest_makereport(
 def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in the tests' own process show no progress, which depends on time."""
     monkeypatch.setattr(terminal, "START_DELAY_S", threading.TIMEOUT_MAX)
+
+
+@pytest.fixture(scope="session")
+def tried_tiles() -> dict[Hashable, tuple[int, ...]]:
+    """The tiles of products that CPU devices have tried in this process, by what they depend on."""
+    return {}
 
 
 @pytest.fixture(scope="session")

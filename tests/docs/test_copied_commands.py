@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from support.cases import nightly_but
 from support.documented_pages import NEEDS, blocks, complaint, is_run, run_page
 from support.paths import ROOT
 
@@ -37,7 +36,6 @@ def test_most_pages_with_commands_run_some_of_them() -> None:
     assert used == set(NEEDS), "a kind that no block has may go"
 
 
-@pytest.mark.nightly
 def test_what_the_readme_prints_works_in_its_order(tmp_path: Path) -> None:
     printed = run_page(README, tmp_path)
     assert all(found in printed for found in ("41 + 11 = 52", "prompt tokens are cached", "#### green", "Hit rate"))
@@ -58,9 +56,8 @@ GIVES = {
 """What the output of a page has besides: an answer that is not empty, or what the page is about."""
 
 
-@pytest.mark.parametrize(
-    "page", nightly_but([page for page in RUN if page != README], ROOT / "docs" / "ui.md"), ids=name
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", [page for page in RUN if page != README], ids=name)
 def test_what_a_page_prints_works_in_its_order(page: Path, tmp_path: Path) -> None:
     assert re.search(GIVES.get(page.name, ""), run_page(page, tmp_path))
 
