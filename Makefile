@@ -51,7 +51,7 @@ test: $(VENV)/.ready  ## what a change must pass: lint, types, import contracts,
 	$(MAKE) tests
 
 quick: lint types imports $(VENV)/.ready  ## lint, types, contracts, and the tests of tree, cache, scheduler, steps, wire and settings
-	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly' -q --numprocesses 2 --dist loadfile $(QUICK)
+	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly' -q --forks 2 $(QUICK)
 
 lint: $(VENV)/.ready  ## ruff
 	$(VENV)/bin/ruff check .
