@@ -125,7 +125,7 @@ FORCED = [
     ("engines", "constrained"),
     rest_nightly(
         [*product(ENGINES[:1], CONSTRAINED), *product(ENGINES[1:2], FORCED), *product(ENGINES[1:], CONSTRAINED)],
-        kept=(),
+        kept=(8,),
     ),
     indirect=["engines"],
     scope="module",
