@@ -61,6 +61,34 @@ def test_behind():
     pass
 """
 
+WRONG = """
+import os
+from pathlib import Path
+
+def test_wrong():
+    new = Path(os.environ["RUNS"] + ".new")
+    new.write_text(str(os.getpid()))
+    new.rename(os.environ["RUNS"] + ".pid")
+    assert False
+"""
+WAITS = """
+import os
+from pathlib import Path
+from support.live import wait_for
+
+def is_gone(file):
+    try:
+        os.kill(int(file.read_text()), 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+def test_of_another_process():
+    file = Path(os.environ["RUNS"] + ".pid")
+    wait_for(file.exists, "no test has failed")
+    wait_for(lambda: is_gone(file), "the process of the failed test does not end")
+"""
+
 
 def run(folder: Path, *flags: str, **files: str) -> tuple[int, str]:
     """Runs pytest with files of tests; returns its exit code and its output."""
@@ -118,12 +146,10 @@ def test_the_test_in_which_a_process_ends_has_failed(tmp_path: Path) -> None:
 
 def test_no_file_is_begun_after_as_many_failures_as_may_be(tmp_path: Path) -> None:
     """But the one that each process has taken before."""
-    slow = "import time\ndef test_slow():\n    time.sleep(1)\n"
-    files = {"a": FAILS, "b": slow, **{f"later{n}": PASSES for n in range(8)}}
+    files = {"a": WRONG, "b": WAITS, **{f"later{n}": PASSES for n in range(8)}}
     code, output = run(tmp_path, "--forks", "2", "--maxfail", "1", **files)
     assert code == 1
     assert "stopping after 1 failures" in output
-    assert {("FAILED", "test_wrong"), ("PASSED", "test_slow")} <= summary(output)
-    assert ("PASSED", "test_end") not in summary(output)
+    assert {("FAILED", "test_wrong"), ("PASSED", "test_of_another_process")} <= summary(output)
     runs = tmp_path / "runs"
     assert not runs.exists() or len(runs.read_text().splitlines()) <= 3
