@@ -70,6 +70,9 @@ def test_wrong():
     new.write_text(str(os.getpid()))
     new.rename(os.environ["RUNS"] + ".pid")
     assert False
+
+def test_behind():
+    pass
 """
 WAITS = """
 import os
