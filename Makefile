@@ -51,7 +51,7 @@ test: $(VENV)/.ready  ## what a change must pass: lint, types, import contracts,
 	$(MAKE) tests
 
 quick: lint types imports $(VENV)/.ready  ## lint, types, contracts, and the tests of tree, cache, scheduler, steps, wire and settings
-	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly' -q --numprocesses 2 --dist loadfile $(QUICK)
+	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly' -q --forks 2 $(QUICK)
 
 lint: $(VENV)/.ready  ## ruff
 	$(VENV)/bin/ruff check .
@@ -72,11 +72,10 @@ tests-gpu: $(VENV)/.ready  ## tests that need a GPU, if there is one
 tests-read: $(VENV)/.ready
 	@$(VENV)/bin/pytest --collect-only -q > $(VENV)/tests.txt || { cat $(VENV)/tests.txt; false; }
 
-# Files run in the order of their folders, because the slowest ones are among the first then. More processes use the
-# two cores while tests wait for other processes, or for time to pass.
+# One process reads all tests, and three forks of it run them: each of pytest-xdist's would read them all. Three use
+# the two cores while tests wait for other processes, or for time to pass.
 tests: $(VENV)/.ready $(CLIENTS)  ## all CPU tests but those of test-nightly
-	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing and not api' --ignore tests/gpu \
-		--numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing and not api' --ignore tests/gpu --forks 3
 
 test-clients: $(VENV)/.ready $(FRAMEWORKS)  ## frameworks for agents against a server
 	$(VENV)/bin/pytest tests/clients/frameworks

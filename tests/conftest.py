@@ -5,13 +5,18 @@ from __future__ import annotations
 import gc
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from pathlib import Path
 
 import pytest
 
 from radixkv import terminal
+from support import forked_workers
 from support.sensitive_checkpoint import save_sensitive
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(forked_workers)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,6 +63,12 @@ def pytest_runtest_makereport(
 def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in the tests' own process show no progress, which depends on time."""
     monkeypatch.setattr(terminal, "START_DELAY_S", threading.TIMEOUT_MAX)
+
+
+@pytest.fixture(scope="session")
+def tried_tiles() -> dict[Hashable, tuple[int, ...]]:
+    """The tiles of products that CPU devices have tried in this process, by what they depend on."""
+    return {}
 
 
 @pytest.fixture(scope="session")

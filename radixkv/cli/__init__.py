@@ -91,7 +91,7 @@ def _discard_output() -> None:
 
 
 def parser_for(arguments: Sequence[str]) -> Parser:
-    """Returns a parser for ``arguments``; commands of other packages have flags only if ``arguments`` name them."""
+    """Returns a parser for ``arguments``; only the commands that they name have flags."""
     # Imported here, so that Ctrl-C during the imports is handled by main.
     from radixkv.cli import chat, doctor, explain, generate, serve, top
     from radixkv.settings.arguments import Parser
@@ -104,16 +104,24 @@ def parser_for(arguments: Sequence[str]) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"radixkv {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (serve, chat, generate, explain, doctor, top):
-        command.add(commands)
     for name, summary, add in (
+        ("serve", "serve a model over HTTP with OpenAI's API", serve.add),
+        ("chat", "chat with a model in the terminal", chat.add),
+        ("generate", "answer one prompt without a server", generate.add),
+        ("explain", "show how much of a prompt a server has cached, and why no more", explain.add),
+        ("doctor", "show why prompts of a server were not cached, and what that cost", doctor.add),
+        (
+            "top",
+            "show a server's cache live: hit rate, tiers, the largest runs of pages, why prompts missed",
+            top.add,
+        ),
         ("bench", "measure a server and the effect of its prefix cache", _add_bench),
         ("simulate", "compute the hit rate of recorded traffic by cache size", _add_simulate),
         ("plan", "compute how many requests fit a GPU, and how long they may be", _add_plan),
     ):
         if name in arguments:
             add(commands, summary)
-        else:  # the package is not imported for the line in `radixkv --help`
+        else:  # flags take ten times as long as the line in `radixkv --help`, and packages of others even more
             commands.add_parser(name, help=summary)
     return parser
 

@@ -29,11 +29,11 @@ PROBE_LIMIT_S = 2.0
 HELP = "/clear starts a new conversation, /exit or end of input quits, Ctrl-C stops an answer"
 
 
-def add(commands: argparse._SubParsersAction[Parser]) -> None:
+def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "chat",
-        help="chat with a model in the terminal",
+        help=summary,
         description="Chat with a model in this process or on a server. After each answer a line shows how much of "
         f"the prompt came from the prefix cache. {HELP}.",
     )

@@ -55,11 +55,11 @@ class DoctorResponse(msgspec.Struct):
     """Why the server cannot say what it has learnt."""
 
 
-def add(commands: argparse._SubParsersAction[Parser]) -> None:
+def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "doctor",
-        help="show why prompts of a server were not cached, and what that cost",
+        help=summary,
         description="Ask a running radixkv server where the cached parts of its prompts have ended since it was "
         "started, why, and how many tokens were computed for that.",
     )

@@ -59,11 +59,11 @@ class ExplainResponse(msgspec.Struct):
     prompt_token_ids: list[int] = []
 
 
-def add(commands: argparse._SubParsersAction[Parser]) -> None:
+def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "explain",
-        help="show how much of a prompt a server has cached, and why no more",
+        help=summary,
         description="Ask a running radixkv server how much of a prompt is in its prefix cache, where the match "
         "ends, and why; or with --request which pages a running request has. This computes nothing and does not "
         "change the cache.",

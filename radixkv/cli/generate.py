@@ -10,11 +10,11 @@ from radixkv.cli.offline import add_sampling_flags, is_utf8, load_llm, sampling_
 from radixkv.settings.arguments import Parser, add_engine_flags, engine_config, whole_number
 
 
-def add(commands: argparse._SubParsersAction[Parser]) -> None:
+def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "generate",
-        help="answer one prompt without a server",
+        help=summary,
         description="Run the model in this process and print its answer to a prompt, which the model continues.",
     )
     parser.add_argument("prompt", metavar="PROMPT", help="the text to continue")

@@ -15,11 +15,11 @@ from radixkv.settings.setting import from_values, settings_of
 from radixkv.settings.tenants import OPERATOR, TenantConfig, Tenants, read_tenants
 
 
-def add(commands: argparse._SubParsersAction[Parser]) -> None:
+def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "serve",
-        help="serve a model over HTTP with OpenAI's API",
+        help=summary,
         description="Serve a model over HTTP with OpenAI's API.",
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")

@@ -145,11 +145,11 @@ class TreeResponse(msgspec.Struct):
     joint: Joint | None = None
 
 
-def add(commands: argparse._SubParsersAction[Parser]) -> None:
+def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "top",
-        help="show a server's cache live: hit rate, tiers, the largest runs of pages, why prompts missed",
+        help=summary,
         description="Show the cache of a running radixkv server, again and again until q or Ctrl-C: the hit rate, "
         "requests, how full each tier is, the runs of pages with the most pages, and why prompts missed. The page "
         "/ui shows the same in a browser.",

@@ -39,7 +39,8 @@ def check_forest(forest: Forest, leases: Collection[Lease]) -> None:
         _expect(
             root.parent is None and not root.pages and not root.key, root, "it is a root, and has a parent or pages"
         )
-        _expect(root.namespace == namespace, root, f"the root of {namespace} belongs to {root.namespace}")
+        if root.namespace != namespace:
+            raise _broken(root, f"the root of {namespace} belongs to {root.namespace}")
         _expect(bool(root.n_leases or root.children), root, "it is an empty root without leases, and still there")
 
     pages: set[int] = set()
@@ -96,7 +97,8 @@ def _lease_counts(leases: Collection[Lease], page_bytes: int) -> dict[Node, int]
         for node in upwards(lease.node):
             n_leases[node] = n_leases.get(node, 0) + 1
             length += len(node.key)
-            _expect(node.namespace == lease.namespace, node, f"a lease in {lease.namespace} contains it")
+            if node.namespace != lease.namespace:
+                raise _broken(node, f"a lease in {lease.namespace} contains it")
         _expect(length == TOKEN_BYTES * lease.n_tokens, lease.node, f"a lease of {lease.n_tokens} tokens ends here")
         _expect(length % page_bytes == 0, lease.node, "a lease ends within a page")
     return n_leases
@@ -117,7 +119,8 @@ def _check_retentions(forest: Forest, reachable: Collection[Node], detached: Col
         _expect(node.n_retentions == n_expected, node, f"{n_expected} retentions cover it, not {node.n_retentions}")
         if n_expected:
             n_pages[node.namespace] = n_pages.get(node.namespace, 0) + len(node.pages)
-    _expect(forest.retained_pages == n_pages, None, f"{forest.retained_pages} retained pages, but {n_pages} are")
+    if forest.retained_pages != n_pages:
+        raise InvariantError(f"{forest.retained_pages} retained pages, but {n_pages} are")
     _expect(forest.n_retained == sum(n_pages.values()), None, f"{forest.n_retained} pages are counted as retained")
 
 
@@ -126,7 +129,8 @@ def _check_parent(node: Node, page_bytes: int) -> None:
     if parent is None:
         return
     _expect(parent.n_leases >= node.n_leases, node, f"its parent has {parent.n_leases} leases")
-    _expect(parent.namespace == node.namespace, node, f"its parent is in {parent.namespace}")
+    if parent.namespace != node.namespace:
+        raise _broken(node, f"its parent is in {parent.namespace}")
     _expect(node.detached or not parent.detached, node, "it is reachable, but its parent is detached")
     if node.n_computed:
         _expect(
@@ -162,11 +166,13 @@ def _check_digests(node: Node, page_bytes: int) -> None:
 
 
 def _expect(condition: bool, node: Node | None, problem: str) -> None:
-    if condition:
-        return
-    if node is None:
-        raise InvariantError(problem)
-    raise InvariantError(
+    if not condition:
+        raise InvariantError(problem) if node is None else _broken(node, problem)
+
+
+def _broken(node: Node, problem: str) -> InvariantError:
+    """Returns the error of a node. A text with a namespace is made only for it, as it takes longer than a check."""
+    return InvariantError(
         f"node {node.serial} of {node.namespace} with {len(node.pages)} pages, {node.n_leases} leases, "
         f"rank {node.rank}: {problem}"
     )

@@ -15,6 +15,7 @@ import pytest
 
 from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
 from radixkv.errors import CheckpointError
+from support.cases import rest_nightly
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +129,7 @@ def test_named_revision_is_asked_for(served: Any, tmp_path: Path) -> None:
     assert ("GET", "/api/models/org/model/revision/v1") in served.requests
 
 
-@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("is_terminal", rest_nightly([False, True], kept=(1,)))
 def test_the_client_draws_no_progress_bar(
     served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
 ) -> None:

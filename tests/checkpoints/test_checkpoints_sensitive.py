@@ -122,6 +122,7 @@ def test_right_pages_change_nothing(model: LlamaForCausalLM, prompts: list[list[
     assert n_same == 2
 
 
+@pytest.mark.nightly
 def test_outputs_are_varied(model: LlamaForCausalLM, prompts: list[list[int]]) -> None:
     outputs = [generate(model, prefill(model, prompt[:-1]), prompt[-1])[0] for prompt in prompts[:3]]
     assert all(len(set(output)) >= N_OUTPUT_TOKENS // 2 for output in outputs)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from support.fake_openai import FakeServer
+from support.quick_opening import opens_quickly as opens_quickly
 
 
 @pytest.fixture

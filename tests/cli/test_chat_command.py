@@ -65,7 +65,9 @@ def test_a_failed_turn_is_reported_and_dropped(chat: Chat) -> None:
     assert all(int(n_prompt) < 100 for _, n_prompt, *_ in turns)
 
 
-@pytest.mark.parametrize(("context", "pool", "n_tokens"), [("64", "64", 64), ("1024", "64", 65)])
+@pytest.mark.parametrize(
+    ("context", "pool", "n_tokens"), rest_nightly([("64", "64", 64), ("1024", "64", 65)], kept=(1,))
+)
 def test_an_answer_fits_in_context_and_pool(chat: Chat, context: str, pool: str, n_tokens: int) -> None:
     shown = chat(
         "hello\n", "--max-tokens", "9999", "--ignore-eos", "--max-model-len", context, "--max-total-tokens", pool
@@ -180,7 +182,7 @@ def test_a_running_server_is_used_and_named(fake: FakeServer, session: Callable[
 @pytest.mark.parametrize(
     "flags",
     [
-        ("tiny",),
+        pytest.param(("tiny",), marks=pytest.mark.nightly),
         pytest.param(("--model", "tiny"), marks=pytest.mark.nightly),
         POOL,
         pytest.param(("--device", "cpu"), marks=pytest.mark.nightly),
@@ -196,7 +198,7 @@ def test_a_model_or_a_flag_of_the_engine_is_for_this_process(
 
 @pytest.mark.parametrize(
     "there",
-    rest_nightly(["nothing", "another program", "a server with a key", "a server of no models"], kept=(0, 2)),
+    rest_nightly(["nothing", "another program", "a server with a key", "a server of no models"], kept=(0,)),
 )
 def test_without_a_usable_server_the_model_runs_here_and_the_reason_is_told(
     fake: FakeServer, session: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch, there: str

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from radixkv import __version__, cli
+from support.cases import rest_nightly
 from support.live import LIMIT_S
 
 
@@ -145,7 +146,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_1():
         check_error(radixkv("serve", "--port", str(port)), 1, f"port {port} on 127.0.0.1", "radixkv serve")
 
 
-@pytest.mark.parametrize("command", ["serve", "explain", "bench"])
+@pytest.mark.parametrize("command", rest_nightly(["serve", "explain", "bench"], kept=(0, 2)))
 def test_commands_that_talk_to_processes_do_not_import_torch(command):
     code = f"""
 import sys

@@ -14,6 +14,7 @@ from radixkv.errors import CheckpointError, ConfigError, RadixKVError, RuntimeDi
 from radixkv.frontend import runtime_process as runtime_process_module
 from radixkv.frontend.runtime_process import RuntimeProcess, preflight
 from radixkv.wire.messages import pack_tokens
+from support.cases import rest_nightly
 from support.live import children
 from support.scripted_process import ENDLESS, ENGINE, NOWHERE, answer, changed, command, connecting, run, started
 from support.scripted_runtime import KILLS
@@ -83,14 +84,25 @@ def test_a_silent_runtime_is_killed_at_the_heartbeat_limit() -> None:
 
 @pytest.mark.parametrize(
     ("body", "kind", "text"),
-    [
-        ("raise errors.CheckpointError('config.json is\\n corrupt')", CheckpointError, "config.json is corrupt"),
-        ("raise errors.ConfigError('pool too small')", ConfigError, "pool too small"),
-        ("raise MemoryError('no memory')", RadixKVError, "MemoryError: no memory"),
-        ("import os; os._exit(7)", RadixKVError, "ended with code 7 before it was ready"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGBUS)", RadixKVError, "not write over weights"),
-        ("import msgspec; return msgspec.structs.replace(super().ready, version=99)", WireError, "wire version 99"),
-    ],
+    rest_nightly(
+        [
+            (
+                "raise errors.CheckpointError('config.json is\\n corrupt')",
+                CheckpointError,
+                "config.json is corrupt",
+            ),
+            ("raise errors.ConfigError('pool too small')", ConfigError, "pool too small"),
+            ("raise MemoryError('no memory')", RadixKVError, "MemoryError: no memory"),
+            ("import os; os._exit(7)", RadixKVError, "ended with code 7 before it was ready"),
+            ("import os, signal; os.kill(os.getpid(), signal.SIGBUS)", RadixKVError, "not write over weights"),
+            (
+                "import msgspec; return msgspec.structs.replace(super().ready, version=99)",
+                WireError,
+                "wire version 99",
+            ),
+        ],
+        kept=(0, 3, 4, 5),
+    ),
 )
 def test_a_failed_start_reports_the_reason(body: str, kind: type[RadixKVError], text: str, temporary: Path) -> None:
     async def test() -> None:

@@ -131,7 +131,7 @@ def test_every_metric_is_documented(site: Site) -> None:
 def test_every_documented_flag_exists() -> None:
     parser = Parser(prog="radixkv")
     commands = parser.add_subparsers(parser_class=Parser)
-    add_serve(commands)
+    add_serve(commands, "")
     known = commands.choices["serve"].format_help()
     for flag in set(re.findall(r"--[a-z][a-z-]+", TEXT)):
         assert flag in known

@@ -20,6 +20,7 @@ from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.runtime_process import RuntimeProcess
 from radixkv.frontend.supervisor import Supervisor
 from radixkv.wire.messages import pack_tokens
+from support.cases import rest_nightly
 from support.scripted_process import ENDLESS, ENGINE, NOWHERE, answer, changed, command, connecting, run
 
 DIES_AT_START = changed("import os; os._exit(7)")
@@ -167,7 +168,7 @@ def test_restarts_count_until_a_runtime_has_served_for_long(has_settled: bool) -
     run(test)
 
 
-@pytest.mark.parametrize("fails_requests", [False, True])
+@pytest.mark.parametrize("fails_requests", rest_nightly([False, True], kept=(1,)))
 def test_a_shutdown_during_a_restart_stays_one(fails_requests: bool) -> None:
     async def test() -> None:
         async with supervised() as state:

@@ -6,13 +6,7 @@ from pathlib import Path
 import pytest
 
 from radixkv.llm import LLM
-from support.quick_opening import quick_opening
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _opens_quickly() -> Iterator[None]:
-    with quick_opening():
-        yield
+from support.quick_opening import opens_quickly as opens_quickly
 
 
 @pytest.fixture(scope="module")

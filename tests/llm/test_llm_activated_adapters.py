@@ -16,7 +16,7 @@ from radixkv.runtime.intake import Intake
 from radixkv.runtime.step.plan import Row
 from radixkv.tree import marks
 from radixkv.tree.marks import Marks
-from support.cases import rest_nightly
+from support.cases import nightly_but, rest_nightly
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, random_ids
 from support.lora import linear_modules, save_adapter
@@ -97,10 +97,7 @@ def test_a_batch_of_everything_equals_each_alone(folders: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in ("grouped", "qwen3.5") else pytest.mark.nightly)
-        for name in (*CHECKPOINTS, *(one for one in HYBRIDS if one.startswith("qwen")))
-    ],
+    nightly_but([*CHECKPOINTS, *(one for one in HYBRIDS if one.startswith("qwen"))], "qwen3.5"),
 )
 def test_an_invocation_at_the_start_activates_what_a_lora_does(tmp_path: Path, name: str) -> None:
     """To the last bit; without an invocation the model alone answers, and only the last one counts."""

@@ -13,6 +13,7 @@ import torch
 from radixkv import LLM, BeamSearchParams, LoRARequest, RequestOutput, SamplingParams
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError, ConfigError, InvalidRequest
+from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, random_ids
 from support.lora import ATTENTION, linear_modules, merge, save_adapter
@@ -146,7 +147,7 @@ def test_pins_and_invalidation_are_of_an_adapter(llm: LLM) -> None:
     assert llm.explain(PROMPT).n_cached == 64
 
 
-@pytest.mark.parametrize("by_prompt", [True, False])
+@pytest.mark.parametrize("by_prompt", rest_nightly([True, False], kept=(0,)))
 def test_an_invalidation_means_all_adapters_in_all_tiers(folders: Path, tmp_path: Path, by_prompt: bool) -> None:
     """Of one tenant and salt; a request for an adapter means that one alone."""
     settings = {"host_memory": "4MiB", "cache_dir": tmp_path}

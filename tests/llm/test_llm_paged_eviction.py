@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from radixkv import LLM, SamplingParams
 from radixkv.errors import ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedFeature
 from radixkv.wire.messages import KVEvictionUse
+from support.cases import nightly_but
 from support.checkpoints import VOCAB, save_checkpoint
 
 PAGE_SIZE, N_PROMPT, N_ANSWER = 4, 42, 40
@@ -35,7 +36,7 @@ def sampled(kv_budget: int | None, **settings: Any) -> SamplingParams:
     return SamplingParams(**(defaults | settings), kv_budget=kv_budget)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=nightly_but(KINDS, "qwen3"))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     save_checkpoint(folder, **KINDS[request.param])

@@ -79,7 +79,7 @@ BESIDES = {
 def serve_parser() -> Parser:
     parser = Parser(prog="radixkv")
     commands = parser.add_subparsers(parser_class=Parser)
-    serve.add(commands)
+    serve.add(commands, "")
     found = commands.choices["serve"]
     assert isinstance(found, Parser)
     return found

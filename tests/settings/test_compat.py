@@ -57,7 +57,7 @@ def test_every_alias_stands_for_a_setting(place: Place) -> None:
 def test_every_alias_is_a_flag_of_serve() -> None:
     parser = Parser(prog="radixkv")
     commands = parser.add_subparsers(parser_class=Parser)
-    add_serve(commands)
+    add_serve(commands, "")
     shown = commands.choices["serve"].format_help()
     for places, names in ALIASES.items():
         if Place.FLAG in places:

@@ -101,7 +101,7 @@ def actions(command: str) -> list[argparse.Action]:
     parser = Parser(prog="radixkv")
     commands = parser.add_subparsers(parser_class=Parser)
     for each in (serve, chat, generate):
-        each.add(commands)
+        each.add(commands, "")
     simulate.add(commands, "")
     plan.add(commands, "")
     paging.add(bench.add(commands, ""))

@@ -16,7 +16,7 @@ def parse(*flags):
 def command(add, name, *flags):
     """Returns the parsed flags of a command, which ``add`` adds."""
     parser = Parser(prog="radixkv")
-    add(parser.add_subparsers(parser_class=Parser))
+    add(parser.add_subparsers(parser_class=Parser), "")
     return parser.parse_args([name, *flags])
 
 

@@ -11,15 +11,10 @@ from array import array
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import msgspec
-import numpy as np
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
 
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.wire.cache_messages import (
     BeginPause,
     CloseSession,
@@ -80,6 +75,11 @@ from radixkv.wire.stats import (
     WindowStats,
 )
 from radixkv.wire.table_messages import ChoiceTable, GetTables, PoolUse, RequestTables, Tabled, TablePage
+
+if TYPE_CHECKING:  # processes that only run a script start in half the time without these
+    import httpx
+
+    from radixkv.frontend.runtime_client import RuntimeClient
 
 HOST = HostStats(
     n_slots=200,
@@ -170,6 +170,9 @@ KILLS = 283
 
 def write_tokenizer(folder: Path) -> None:
     """Writes a tokenizer whose token i is character i of the byte-level alphabet; token 256 ends an answer."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -424,7 +427,7 @@ class ScriptedLoop:
         sampling = request.submit.sampling
         if (pooling := request.submit.pooling) is not None:
             request.choices[0].finish_reason = "stop"
-            pooled = np.ones(len(pooling.token_ids) or 4, np.float32).tobytes()
+            pooled = struct.pack("<f", 1.0) * (len(pooling.token_ids) or 4)
             return [NewTokens(request.submit.id, b"", finish_reason="stop", pooled=pooled)]
         has_begun = request.n > 0
         items = []

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import httpx
@@ -33,7 +34,7 @@ from radixkv.wire.messages import Submit, pack_tokens
 from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
-from support.cases import covering
+from support.cases import rest_nightly
 from support.live import children
 from support.running_site import make_app
 from support.scripted_process import ENDLESS, ENGINE, NOWHERE, answer, changed, command, run
@@ -237,7 +238,7 @@ def test_a_server_that_drains_refuses_requests_and_still_shows_its_counters() ->
     run(test)
 
 
-@pytest.mark.parametrize(("is_one", "n_read"), covering([False, True], [6, 3]))
+@pytest.mark.parametrize(("is_one", "n_read"), rest_nightly(product([False, True], [6, 3]), kept=(3,)))
 def test_a_server_that_drains_takes_the_rest_of_what_has_begun(is_one: bool, n_read: int) -> None:
     """It is not idle between two prompts of a request, and is when the reader leaves."""
 
@@ -281,7 +282,10 @@ def test_what_has_begun_is_refused_once_the_runtime_is_gone() -> None:
 
 @pytest.mark.parametrize(
     ("second", "message"),
-    [(OTHER_DEVICE, "replica 1 has other sizes than replica 0: .*device='cpu'"), (DIES_AT_START, "code 7")],
+    rest_nightly(
+        [(OTHER_DEVICE, "replica 1 has other sizes than replica 0: .*device='cpu'"), (DIES_AT_START, "code 7")],
+        kept=(1,),
+    ),
 )
 def test_a_start_that_fails_leaves_no_process(second: list[str], message: str) -> None:
     async def test() -> None:
@@ -378,11 +382,14 @@ def test_prompts_that_a_full_queue_refuses_go_to_another_replica() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "failed"),
-    [
-        ([[], []], None),
-        ([[], ["is_full"]], {"1": "queue_full"}),
-        ([["is_full"], ["is_full"], []], {"0": "queue_full", "1": "queue_full"}),
-    ],
+    rest_nightly(
+        [
+            ([[], []], None),
+            ([[], ["is_full"]], {"1": "queue_full"}),
+            ([["is_full"], ["is_full"], []], {"0": "queue_full", "1": "queue_full"}),
+        ],
+        kept=(1,),
+    ),
 )
 def test_the_health_check_generates_a_token_in_each_replica(
     served_model: ServedModel, flags: list[list[str]], failed: dict[str, str] | None

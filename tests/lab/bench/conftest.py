@@ -1,8 +1,16 @@
+import gc
+
 import pytest
 
 from radixkv.cli import main
 from support.fake_openai import FakeServer
 from support.json_lines import read_lines
+
+
+@pytest.fixture(autouse=True)
+def counts_no_objects(monkeypatch):
+    """Spares each load a count of the tests' frozen objects, which takes longer than most loads."""
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 1)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from radixkv.cli import main
 from radixkv.processes.server_process import ServerFailed, running_server
+from support.cases import rest_nightly
 from support.json_lines import write_lines
 from support.live import LIMIT_S, complaints
 
@@ -22,7 +23,7 @@ def test_a_result_that_cannot_be_saved_is_printed(fake, capsys):
     assert errors == "radixkv bench: error: cannot write --output-file /dev/full: No space left on device\n"
 
 
-@pytest.mark.parametrize("below", [[], ["compare"]])
+@pytest.mark.parametrize("below", rest_nightly([[], ["compare"]], kept=(1,)))
 def test_a_full_disk_is_a_one_line_error(fake, tmp_path, below, completed):
     _, line = completed(*SMALL)
     path = write_lines(tmp_path / "runs.jsonl", line)

@@ -16,6 +16,7 @@ from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.step.window_pool import WindowPool
 from radixkv.tree.node import Namespace
 from radixkv.wire.messages import pack_tokens
+from support.cases import rest_nightly
 from support.json_lines import read_lines, write_lines
 
 GIB = 1 << 30
@@ -272,7 +273,9 @@ def _rows_that_fit(pool, request, *, with_tree):
 
 @pytest.mark.parametrize(
     ("prompt", "answer", "shared"),
-    [(2000, 300, 1500), (1600, 1, 1600), (100, 60, 0), (33, 17, 32), (7000, 1100, 6999)],
+    rest_nightly(
+        [(2000, 300, 1500), (1600, 1, 1600), (100, 60, 0), (33, 17, 32), (7000, 1100, 6999)], kept=(0, 2, 3, 4)
+    ),
 )
 def test_rows_at_once_are_those_that_fit_the_engines_own_cache(planned, prompt, answer, shared):
     flags = ("--prompt", prompt, "--answer", answer, "--shared", shared)
@@ -288,7 +291,7 @@ def test_rows_at_once_are_those_that_fit_the_engines_own_cache(planned, prompt, 
             assert rows == next(n for n in count() if allocator.allocate(reserved) is None)
 
 
-@pytest.mark.parametrize("n_rows", [8, 40])
+@pytest.mark.parametrize("n_rows", rest_nightly([8, 40], kept=(0,)))
 def test_the_longest_context_fits_for_as_many_rows_and_one_token_more_does_not(planned, n_rows):
     schemes = planned("tiny", *SMALL_POOL, "--answer", 100, "--shared", 200, "--rows", n_rows)["pools"][0][
         "schemes"

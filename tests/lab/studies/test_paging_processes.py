@@ -21,6 +21,7 @@ from radixkv.lab.studies.paging.lengths import published_lengths
 from radixkv.lab.studies.paging.processes import Map, NotSent, ProcessDied, worker_processes
 from radixkv.lab.studies.paging.schemes import Granule
 from radixkv.lab.studies.paging.study import StudySettings, compare_page_sizes, compare_schemes
+from support.cases import rest_nightly
 from support.processes import has_ended
 
 LIFETIME_S = 90
@@ -126,7 +127,8 @@ def fail_in_two_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "message"), [(fail_in_two_parts, "salt pepper"), (threading.Lock, "lock cannot be sent")]
+    ("work", "message"),
+    rest_nightly([(fail_in_two_parts, "salt pepper"), (threading.Lock, "lock cannot be sent")], kept=(1,)),
 )
 def test_what_cannot_be_sent_is_named(work: Callable[[], object], message: str) -> None:
     with worker_processes(2) as map_items, pytest.raises(NotSent, match=message):

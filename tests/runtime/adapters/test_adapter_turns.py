@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from radixkv.runtime.adapters.slot_queue import TURN_S
 from radixkv.runtime.adapters.slot_times import SlotTimes
 from radixkv.settings.tenants import TenantConfig
-from support.cases import examples
+from support.cases import examples, rest_nightly
 from support.loop_frontend import done
 from support.slot_frontend import STEP_S, SlotFrontend
 
@@ -161,7 +161,7 @@ MANY = tuple(f"{number:02d}" for number in range(4))
 
 @pytest.mark.parametrize(
     ("n_slots", "few", "weight"),
-    [(1, ["98"], 1), (2, ["98"], 1), (3, ["98", "99"], 1), (1, ["98", "99"], 3)],
+    rest_nightly([(1, ["98"], 1), (2, ["98"], 1), (3, ["98", "99"], 1), (1, ["98", "99"], 3)], kept=(0, 3)),
 )
 def test_tenants_have_turns_by_their_weights(n_slots: int, few: list[str], weight: float) -> None:
     """Not by the number of their adapters: one of them has four, and requests for each at any time."""

@@ -11,6 +11,7 @@ from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
 from support.cold_answers import MODELS
 from support.cpu_server import Logits, recorded_logits
+from support.quick_opening import opens_quickly as opens_quickly
 
 
 @pytest.fixture(scope="module", params=rest_nightly(MODELS, kept=(1,)))

@@ -128,7 +128,7 @@ def test_gemma_4_holds_several_times_the_rows_of_32k(model: Model, k: int, unuse
         GPT_OSS_20B,
         GEMMA_4_E4B,
         GEMMA_4_26B,
-        GEMMA_4_31B,
+        pytest.param(GEMMA_4_31B, marks=pytest.mark.nightly),
         of_two_shapes([True, False, False, False], 64, (4, 64), (2, 48)),
         of_two_shapes([False, True, True], 64, (3, 40), (1, 24)),
         of_two_shapes([True, False, True, False, False], 64, (2, 16), (1, 24), n_shared=1),

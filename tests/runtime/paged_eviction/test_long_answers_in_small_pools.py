@@ -7,7 +7,7 @@ import pytest
 from radixkv.runtime.request import Phase, Request
 from radixkv.wire.kv_budget import largest_budget, most_pages
 from runtime.paged_eviction.test_paged_eviction import reference
-from support.cases import covering
+from support.cases import covering, rest_nightly
 from support.engine import Engine, prompt
 from support.fake_device import chain, page_score
 
@@ -103,7 +103,7 @@ def test_a_preempted_request_is_admitted_with_the_pages_that_it_may_have() -> No
     engine.run_to_the_end("length")
 
 
-@pytest.mark.parametrize("n_before", [120, 250])
+@pytest.mark.parametrize("n_before", rest_nightly([120, 250], kept=(0,)))
 def test_a_preempted_request_loads_its_prompt_and_is_promised_the_pages_that_it_may_have(n_before: int) -> None:
     """It knows more tokens than the pool holds, or nearly as many."""
     engine = Engine(60, 4, n_slots=100)

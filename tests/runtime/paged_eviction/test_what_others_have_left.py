@@ -6,6 +6,7 @@ import pytest
 
 from radixkv.runtime.request import Phase, Request
 from radixkv.wire.kv_budget import most_pages
+from support.cases import rest_nightly
 from support.engine import Engine, prompt
 
 BUDGET = 16
@@ -47,7 +48,7 @@ def test_it_writes_to_no_page_that_another_request_has_left(
     engine.run_to_the_end("length")
 
 
-@pytest.mark.parametrize("n_pages", [20, 24])
+@pytest.mark.parametrize("n_pages", rest_nightly([20, 24], kept=(0,)))
 def test_it_needs_no_more_pages_than_without_them(n_pages: int) -> None:
     """The other request was as long as the pool, and its pages are in the host tier."""
     assert most_pages(20, BUDGET, 4) < n_pages

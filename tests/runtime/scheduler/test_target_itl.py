@@ -6,6 +6,7 @@ import pytest
 
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.step_time import MIN_PROMPT_TOKENS
+from support.cases import rest_nightly
 from support.engine import Engine, prompt
 
 
@@ -36,7 +37,9 @@ def prompt_tokens_of_steps(engine: Engine) -> list[int]:
 
 @pytest.mark.parametrize(
     ("target_itl_ms", "decode_s", "largest"),
-    [(50, 0.01, 400), (50, 0.06, MIN_PROMPT_TOKENS), (500, 0.01, 1999), (None, 0.01, 1999)],
+    rest_nightly(
+        [(50, 0.01, 400), (50, 0.06, MIN_PROMPT_TOKENS), (500, 0.01, 1999), (None, 0.01, 1999)], kept=(1, 2)
+    ),
 )
 def test_prompts_beside_decode_rows_are_limited_by_the_target(
     target_itl_ms: float | None, decode_s: float, largest: int

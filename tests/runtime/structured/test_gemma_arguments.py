@@ -187,6 +187,7 @@ _OF_FORMAT = {
 }
 
 
+@pytest.mark.parametrize("tools", rest_nightly([True, False], kept=(0,)), indirect=True, scope="module", ids=QUOTES)
 def test_every_value_that_the_chat_template_writes_is_allowed(tools: Tools) -> None:
     n_values = 0
     for seed in range(150):

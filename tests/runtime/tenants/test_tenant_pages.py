@@ -13,7 +13,7 @@ from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.tenants.tenant_pages import check_longest_request
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
-from support.cases import examples
+from support.cases import examples, rest_nightly
 from support.engine import Engine, prompt, token_bytes
 
 N_PAGES = 64
@@ -40,7 +40,7 @@ def flood(engine: Engine, n_requests: int = 30, n_prompt: int = 16, tenant: str 
         add(engine, tenant, n_prompt, max_tokens=8)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfuda", "adaptive"])
+@pytest.mark.parametrize("policy", rest_nightly(["lru", "lfuda", "adaptive"], kept=(1,)))
 def test_others_evict_no_page_below_the_floor(policy: str) -> None:
     engine = make_engine(FLOOD, KEPT, eviction_policy=policy)
     for first in range(2):

@@ -63,7 +63,7 @@ def test_a_shared_store_whose_package_is_missing(
             (open_loop, "open_scheduler"),
             (open_loop, "assemble_loop"),
         ],
-        kept=(1, 4, 6),
+        kept=(1, 6),
     ),
     ids=lambda value: value if isinstance(value, str) else "",
 )

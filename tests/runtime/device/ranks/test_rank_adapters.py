@@ -41,7 +41,7 @@ CASES = [
     *(("gemma3", 2), ("gemma4", 2), ("gemma4-shared", 2), ("gemma4-moe", 4), ("gpt-oss", 2), ("opt", 4)),
     *(("qwen3.5", 2), ("qwen3.5-moe", 2), ("qwen3.5-attention", 2), ("qwen3-next", 2)),
 ]
-BY_DAY = {("grouped", 4), ("qwen3-moe", 2), ("gemma4-shared", 2), ("qwen3.5", 2)}
+BY_DAY = {("grouped", 4), ("qwen3.5", 2)}
 """The other cases run only at night."""
 
 

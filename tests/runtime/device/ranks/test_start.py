@@ -26,6 +26,7 @@ from radixkv.runtime.device.ranks.processes import RankProcesses
 from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
 from radixkv.runtime.step.executor import Executor, PageOrigin
 from radixkv.settings.config import EngineConfig, ModelConfig
+from support.cases import rest_nightly
 from support.processes import children, has_ended
 
 RANK = "radixkv.runtime.device.ranks.rank"
@@ -60,7 +61,7 @@ def test_a_rank_that_dies_before_it_loads_refuses_the_start() -> None:
     assert set(children(os.getpid(), RANK)) == before
 
 
-@pytest.mark.parametrize("has_flashinfer", [True, False])
+@pytest.mark.parametrize("has_flashinfer", rest_nightly([True, False], kept=(1,)))
 def test_ranks_get_the_attention_backend_that_rank_0_chooses(
     has_flashinfer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ def check_pages(path: Path, caplog: pytest.LogCaptureFixture) -> int:
     return n_pages
 
 
-@pytest.mark.parametrize("n_kills", [10, pytest.param(200, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("n_kills", [4, pytest.param(200, marks=pytest.mark.nightly)])
 def test_kill(tmp_path: Path, caplog: pytest.LogCaptureFixture, n_kills: int) -> None:
     path = tmp_path / "pages"
     numbers = []

@@ -24,7 +24,7 @@ from support.segments import memory_store, open_memory_store, segment_url
 PAGE_BYTES = 2**14
 
 
-@pytest.mark.parametrize("n_kills", [20, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("n_kills", [6, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_kill(tmp_path: Path, n_kills: int) -> None:
     command = [sys.executable, segment_killer.__file__, str(tmp_path), "1", str(n_kills)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
