@@ -142,11 +142,11 @@ def open_loop(
         if window_pages is not None:
             from radixkv.runtime.states.window_tails import WindowTails
 
-            states = WindowTails(cache, window_pages, checkpoint.eos_token_ids)
+            states = WindowTails(cache, window_pages, _end_token_ids(checkpoint, tokenizer_folder))
         elif executor.n_states is not None:
             from radixkv.runtime.states.recurrent_states import RecurrentStates
 
-            states = RecurrentStates.at_likely_places(cache, checkpoint.eos_token_ids)
+            states = RecurrentStates.at_likely_places(cache, _end_token_ids(checkpoint, tokenizer_folder))
         if executor.n_states is None and speculative is not None and config.model.task == "generate":
             from radixkv.runtime.drafts.open import open_drafts
 
@@ -226,6 +226,13 @@ def check_shared_store(url: str | None) -> None:
         from radixkv.runtime.tiers.open import open_shared_cache
 
         open_shared_cache(url).close()
+
+
+def _end_token_ids(checkpoint: Checkpoint, tokenizer_folder: Path | None) -> frozenset[int]:
+    """Returns the tokens that end an answer or a message."""
+    from radixkv.text.message_ends import message_end_ids
+
+    return checkpoint.eos_token_ids | message_end_ids(tokenizer_folder or checkpoint.folder)
 
 
 def _open_grammars(checkpoint: Checkpoint, tokenizer_folder: Path, *, is_off: bool) -> Grammars:

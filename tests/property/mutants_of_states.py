@@ -137,8 +137,10 @@ def move_the_state_at_a_split(patch: Patch) -> None:
 
 
 def replace_a_state_while_it_is_computed(patch: Patch) -> None:
-    def mutant(self: NodeStates, *, spares_proven: bool = False) -> bool:
-        victim = next(iter([*self._by_use, *self._coming]), None)
+    def mutant(
+        self: NodeStates, *, spares_proven: bool = False, may_evict: Callable[[State], bool] = lambda state: True
+    ) -> bool:
+        victim = next((state for state in [*self._by_use, *self._coming] if may_evict(state)), None)
         if victim is not None:
             self.drop(victim)
         return victim is not None

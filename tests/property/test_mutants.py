@@ -5,9 +5,11 @@ README.md in this folder lists all mutants of the tests.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine
@@ -71,6 +73,32 @@ def test_the_readme_lists_the_mutants_with_their_targets() -> None:
     listed = set(re.findall(r"^\| `(\w+)` \| .* \| `([^`]*)` \|$", table, re.MULTILINE))
     targets = {"make test": OF_VERBS, "make test-nightly": OTHERS}
     assert listed == {(mutant.__name__, target) for target, mutants in targets.items() for mutant in mutants}
+
+
+class SignatureChecks(Patch):
+    """Checks that what takes a function's place takes its arguments: otherwise a mutant fails by itself."""
+
+    def setattr(self, target: Any, name: Any, value: Any = None, raising: bool = True) -> None:
+        original = getattr(target, name, None)
+        if inspect.isfunction(original) and inspect.isfunction(value):
+            theirs, ours = inspect.signature(original).parameters, inspect.signature(value).parameters
+            kinds = {one.kind for one in ours.values()}
+            for parameter in theirs.values():
+                is_by_name = parameter.kind is inspect.Parameter.KEYWORD_ONLY
+                takes_any = inspect.Parameter.VAR_KEYWORD if is_by_name else inspect.Parameter.VAR_POSITIONAL
+                assert parameter.name in ours or takes_any in kinds or not is_by_name, f"{name}: {parameter.name}"
+            n_theirs, n_ours = (
+                sum(one.kind is not inspect.Parameter.KEYWORD_ONLY for one in signature.values())
+                for signature in (theirs, ours)
+            )
+            assert n_ours >= n_theirs or inspect.Parameter.VAR_POSITIONAL in kinds, f"{name} has other arguments"
+        super().setattr(target, name, value, raising)
+
+
+@pytest.mark.parametrize("mutant", OF_VERBS + OTHERS, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_takes_the_arguments_of_what_it_replaces(mutant: Mutant) -> None:
+    with SignatureChecks.context() as patch:
+        mutant(patch)
 
 
 def check_that_it_is_found(

@@ -216,6 +216,19 @@ GEMMA_4 = """\
     {{- '<|turn>model\\n' + ('' if enable_thinking else '<|channel>thought\\n<channel|>') -}}
 {%- endif -%}"""
 
+# Imitates how GPT-OSS writes messages, without tools: no token that ends them ends an answer.
+GPT_OSS = """\
+{{- '<|start|>system<|message|>You are a model.<|end|>' -}}
+{%- for message in messages -%}
+    {%- if message.role == 'system' -%}
+        {{- '<|start|>developer<|message|># Instructions\\n\\n' + message.content + '<|end|>' -}}
+    {%- elif message.role == 'assistant' -%}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' -}}
+    {%- else -%}
+        {{- '<|start|>user<|message|>' + message.content + '<|end|>' -}}
+    {%- endif -%}
+{%- endfor -%}"""
+
 TEMPLATES = {
     "chatml": CHATML,
     "llama 3": LLAMA_3,

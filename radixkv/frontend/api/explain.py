@@ -146,7 +146,9 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
         case "whole" if explained.first_difference is None:
             why = "these are all full pages of the prompt" if explained.n_cached else "the prompt has no full page"
         case "whole" | "differs":
-            why = "what other requests cached differs from there on"
+            why = "other requests went on in another way"
+            if explained.n_without_state:
+                why = f"pages match up to token {explained.n_cached + explained.n_without_state}, and {why}"
             if not contents:
                 why += "; a server with --explain-contents shows the tokens"
             elif explained.first_difference is not None:
@@ -168,10 +170,12 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
             why = "the adapter's invocation stands elsewhere in what is cached, so KV differs from there on"
         case "no_state":
             n_matched = explained.n_cached + explained.n_without_state
-            why = (
-                f"pages match up to token {n_matched}, and the nearest state of the model's recurrent layers or "
-                f"windows is at {explained.n_cached}"
+            where = (
+                f"the nearest one before that is at {explained.n_cached}"
+                if explained.n_cached
+                else "none is before that"
             )
+            why = f"pages match up to token {n_matched}, where no state of recurrent layers or windows is kept; {where}"
         case _ if contents:
             why = "no earlier request continued from there"
         case _:

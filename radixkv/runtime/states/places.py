@@ -31,13 +31,16 @@ class LikelyPlaces(Places):
 
     - where the prompt forks off from what is cached: the next prompt that does so finds a state there;
     - the end of the first message of a chat, which often has instructions and tools;
+    - the end of the message before the last one, from which another last message goes on, of a prompt of which
+      nothing is cached: in later turns of a chat it would take the room of another chat's state;
     - the end of the last message, where the next turn of the chat goes on, whatever the template does with answers;
-      without messages the end of the prompt;
+      the end of the prompt without messages, or if it has two blocks or more behind the last one, as the results of
+      tools have where the template keeps the turn open;
     - the end of a prompt with several choices, where all but the first go on, unless forks need no state.
 
     Args:
         block_tokens: positions are multiples of it.
-        end_token_ids: tokens that end a message, as they end answers.
+        end_token_ids: tokens that end a message or an answer.
         keeps_for_choices: whether the choices of a prompt go on from a state of the tree.
     """
 
@@ -47,13 +50,13 @@ class LikelyPlaces(Places):
         self._keeps_for_choices = keeps_for_choices
         self._found_until: dict[int, int] = {}
         """By batch slot, where its newest row ends, if the tree had all of its pages before."""
-        self._ends: dict[int, tuple[tuple[str, int], tuple[int, int]]] = {}
-        """By batch slot, the id and length of its newest prompt, and where that one's messages end."""
+        self._ends: dict[int, tuple[tuple[str, int], tuple[int, int, int]]] = {}
+        """By batch slot, the id and length of its newest prompt, and ``_message_ends`` of it."""
 
     def choose(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, bool]:
         """See ``Places.choose``. O(1), and O(tokens) for the first row of a prompt."""
-        first, last = self._message_ends(request)
-        places = [first]
+        first, before_last, last = self._message_ends(request, is_cold=start == 0)
+        places = [first, before_last]
         if n_in_tree < end and (n_in_tree > start or self._found_until.get(request.batch_slot) == start):
             places.append(n_in_tree)
         self._found_until[request.batch_slot] = end if n_in_tree == end else 0
@@ -64,20 +67,26 @@ class LikelyPlaces(Places):
     def _floor(self, position: int) -> int:
         return position - position % self._block_tokens
 
-    def _message_ends(self, request: Request) -> tuple[int, int]:
-        """Returns where the first and the last message of a prompt end; without messages 0 and its end."""
+    def _message_ends(self, request: Request, *, is_cold: bool) -> tuple[int, int, int]:
+        """Returns where the first message of a prompt ends, the one before the last if ``is_cold`` is true in the
+        prompt's first row, and the last; 0 for none."""
         prompt = request.id, request.n_prompt
-        known, ends = self._ends.get(request.batch_slot, (None, (0, 0)))
+        known, ends = self._ends.get(request.batch_slot, (None, (0, 0, 0)))
         if known != prompt:
-            ends = self._find_message_ends(request)
+            first, before_last, last = self._find_message_ends(request)
+            ends = first, before_last if is_cold else 0, last
             self._ends[request.batch_slot] = prompt, ends
         return ends
 
-    def _find_message_ends(self, request: Request) -> tuple[int, int]:
+    def _find_message_ends(self, request: Request) -> tuple[int, int, int]:
         ids = np.frombuffer(request.tokens(0, request.n_prompt), "<i4")
         is_end = np.zeros(len(ids), np.bool_)
         for end_token_id in self._end_token_ids:  # few; ``np.isin`` takes ten times as long for a short prompt
             is_end |= ids == end_token_id
-        ends = np.flatnonzero(is_end) + 1
         last = request.n_prompt - 1  # the last token of a prompt is always computed
-        return (int(ends[0]), min(int(ends[-1]), last)) if len(ends) else (0, last)
+        found = np.flatnonzero(is_end) + 1
+        first = int(found[0]) if len(found) else 0
+        ends = [0, *(min(int(end), last) for end in found[-2:])]
+        if last - ends[-1] >= 2 * self._block_tokens or len(ends) == 1:
+            ends.append(last)
+        return first, ends[-2], ends[-1]

@@ -28,11 +28,13 @@ def found(engine: Engine, prompt: list[int]) -> int:
 
 @pytest.mark.parametrize("n_shared", rest_nightly(range(130, 430), kept=(198,)))
 def test_all_prompts_after_the_second_find_the_fork_less_a_block(n_shared: int) -> None:
-    """The first prompt of a stem is new, and the second shows where prompts fork."""
+    """The first prompt of a stem is new, and the second shows where prompts fork: it computes all of its tokens,
+    unless the end of the first prompt is in the same block."""
     one = engine(20)
     stem = text(n_shared, 1)
     hits = [found(one, stem + text(40 + n, 2 + n)) for n in range(64)]
-    assert hits[0] == 0
+    n_blocks = n_shared - n_shared % BLOCK
+    assert hits[:2] == [0, n_blocks if (n_shared + 39) // BLOCK * BLOCK == n_blocks else 0]
     assert all(n_shared - BLOCK < hit <= n_shared for hit in hits[2:])
 
 
@@ -44,6 +46,25 @@ def test_shared_system_prompts_stay_while_turns_and_questions_pass() -> None:
         assert found(one, [*system, *text(200, 5), MESSAGE_END, *text(3, 6)]) == 0
     for n in range(12):
         assert found(one, [*systems[n % 2], *text(200, 10 + n), MESSAGE_END, *text(3, 6)]) == 1024
+
+
+def test_another_last_message_goes_on_from_the_messages_before_it() -> None:
+    """Examples as messages: the second question finds all of them, without a prompt that shows where both fork."""
+    one = engine(6)
+    examples = [token for n in range(5) for token in (*text(100, 1 + n), MESSAGE_END)]
+    assert found(one, [*examples, *text(90, 20), MESSAGE_END, *text(3, 3)]) == 0
+    assert found(one, [*examples, *text(90, 30), MESSAGE_END, *text(3, 3)]) == 448
+
+
+def test_results_of_tools_in_an_open_turn_are_found_by_the_next_call() -> None:
+    """The template ends no message between calls, and leaves out what the model thought before them."""
+    one = engine(6)
+    prompt = [*text(200, 1), MESSAGE_END, *text(50, 2), MESSAGE_END, *text(3, 3)]
+    found(one, prompt)
+    for n in range(5):
+        n_before = len(prompt)
+        prompt += text(15, 10 + n) + text(300, 20 + n)
+        assert found(one, prompt) > n_before - 1 - BLOCK
 
 
 def test_the_states_of_a_chat_that_went_on_are_the_first_to_go() -> None:
