@@ -169,13 +169,11 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
         case "invocation":
             why = "the adapter's invocation stands elsewhere in what is cached, so KV differs from there on"
         case "no_state":
-            n_matched = explained.n_cached + explained.n_without_state
-            where = (
-                f"the nearest one before that is at {explained.n_cached}"
-                if explained.n_cached
-                else "none is before that"
+            where = f"the nearest one before is at {explained.n_cached}" if explained.n_cached else "none is before"
+            why = (
+                f"pages match up to token {explained.n_cached + explained.n_without_state}, where no state of "
+                f"recurrent layers or windows is kept; {where}"
             )
-            why = f"pages match up to token {n_matched}, where no state of recurrent layers or windows is kept; {where}"
         case _ if contents:
             why = "no earlier request continued from there"
         case _:
