@@ -64,7 +64,7 @@ def test_patterns_of_modules_that_the_adapter_lacks_are_matched_so_too(
     monkeypatch.setattr(adapter_patterns, "_CPU_S", 1)
     write_adapter(tmp_path, layer_modules("self_attn.q_proj"), target_modules=f".*q_proj|{SLOW}")
     folder = AdapterFolder.open(tmp_path, max_rank=16)
-    shapes = {name: (6, 8) for name in layer_modules("self_attn.q_proj", "self_attn.v_proj")}
+    shapes = dict.fromkeys(layer_modules("self_attn.q_proj", "self_attn.v_proj"), (6, 8))
     with pytest.raises(CheckpointError, match=r"target_modules is .*takes more than 1 s"):
         folder.for_base("model.layers.", shapes)
 

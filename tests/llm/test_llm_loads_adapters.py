@@ -138,9 +138,10 @@ def test_wrong_uses(folders: Path) -> None:
         ):
             with pytest.raises(InvalidRequest, match=f"adapter 'sql': .*{text}"):
                 llm.load_lora_adapter("sql", folders / path, load_inplace=True)
-        for wrong in ("", 7, None):
-            with pytest.raises(InvalidRequest, match=rf"^lora_name is {wrong!r}; give text$"):
+        for wrong in ("", 7, None, "a\nb", "a" * 257):
+            with pytest.raises(InvalidRequest, match="^lora_name is .*; give 1 to 256 printable characters$"):
                 llm.load_lora_adapter(wrong, folders / "law")  # type: ignore[arg-type]
+        for wrong in ("", 7, None):
             with pytest.raises(InvalidRequest, match=rf"^lora_path is {wrong!r}; give the adapter's folder$"):
                 llm.load_lora_adapter("law", wrong)  # type: ignore[arg-type]
         assert answer(llm, SQL)[1] == 0, "the one before is still there"
