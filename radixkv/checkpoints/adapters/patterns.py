@@ -42,8 +42,8 @@ class Match(NamedTuple):
 
     number: int
     """In its group."""
-    index: str
-    """What its group ``index`` has matched; empty without one."""
+    layer: str
+    """The index of a layer, which its group ``index`` has matched; empty without one."""
 
 
 def first_matches(

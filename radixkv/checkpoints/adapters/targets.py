@@ -108,7 +108,7 @@ class Targets:
         if self.layers is None or (isinstance(self.included, frozenset) and name in self.included):
             return True
         if self.indices:  # an alternative in layers_pattern may match without an index
-            index = indices[name].index if name in indices else ""
+            index = indices[name].layer if name in indices else ""
         else:
             index = match["index"] if (match := _FIRST_INDEX.match(name)) else ""
         return index != "" and int(index) in self.layers
