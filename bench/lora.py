@@ -233,7 +233,7 @@ def load_beside_steps(arguments: argparse.Namespace, loop: Loop, name: str, fold
             state, loaded_s = "after", now - begun
         if n_turns == n_tokens // 6:
             begun = time.perf_counter()
-            loop.receive(LoadAdapter("load", name, str(folder)))
+            loop.receive(LoadAdapter(name, name, str(folder)))
             state = "while"
     return {
         "workload": "lora load",

@@ -6,7 +6,8 @@
     ├── RequestError            one request failed; ``code`` says why
     │   ├── InvalidRequest          a field has a wrong type or value
     │   │   ├── ContextLengthExceeded   prompt and output do not fit the context or the pool
-    │   │   └── UnsupportedFeature      a feature that this release does not have
+    │   │   ├── UnsupportedFeature      a feature that this release does not have
+    │   │   └── ModelNotFound           no model or adapter of the requested name is served
     │   ├── SessionNotFound         no request had this session id, or its session was closed
     │   ├── QueueFull               too many requests are waiting
     │   ├── QueueTimeout            the request waited too long for its first step
@@ -105,6 +106,12 @@ class UnsupportedFeature(InvalidRequest):
     code = "unsupported_feature"
 
 
+class ModelNotFound(InvalidRequest):
+    """The request names a model that is not served."""
+
+    code = "model_not_found"
+
+
 class SessionNotFound(RequestError):
     """No request had this session id, or its session was closed or forgotten."""
 
@@ -175,6 +182,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
         InvalidRequest,
         ContextLengthExceeded,
         UnsupportedFeature,
+        ModelNotFound,
         SessionNotFound,
         QueueFull,
         QueueTimeout,

@@ -9,16 +9,27 @@ from typing import Any, TypeGuard
 from radixkv.errors import CheckpointError
 
 
-def read_text(path: Path) -> str | None:
+def read_text(path: Path, *, max_characters: int | None = None) -> str | None:
     """Returns the text of a file; None if there is no such file.
 
+    Args:
+        path: of the file.
+        max_characters: the most that the file may have; None: any number.
+
     Raises:
-        CheckpointError: the file is not UTF-8, cannot be read, or is no regular file: reading a pipe may never end.
+        CheckpointError: the file is too large, is not UTF-8, cannot be read, or is no regular file: reading a pipe
+            may never end.
     """
     try:
         if path.exists() and not path.is_file():
             raise CheckpointError(f"{path} cannot be read: it is not a regular file; fetch the checkpoint again")
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(-1 if max_characters is None else max_characters + 1)
+        if max_characters is not None and len(text) > max_characters:
+            raise CheckpointError(
+                f"{path} has more than {max_characters} characters; check that it is the right file"
+            )
+        return text
     except FileNotFoundError:
         return None
     except PermissionError as error:
@@ -27,9 +38,9 @@ def read_text(path: Path) -> str | None:
         raise CheckpointError(f"{path} cannot be read: {error}; fetch the checkpoint again") from error
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """Returns the object in a JSON file; None if there is no such file. Raises ``CheckpointError``."""
-    text = read_text(path)
+def read_object(path: Path, *, max_characters: int | None = None) -> dict[str, Any] | None:
+    """Returns the object in a JSON file; None if there is no such file. The rest is as for ``read_text``."""
+    text = read_text(path, max_characters=max_characters)
     if text is None:
         return None
     try:

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import uuid
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from radixkv.checkpoints.adapters import FILE_NAMES
-from radixkv.errors import InvalidRequest, RequestError, RuntimeDied, UnsupportedFeature, shortened
-from radixkv.frontend.http.errors import ModelNotFound, RuntimeRestarting
+from radixkv.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    RequestError,
+    RuntimeDied,
+    UnsupportedFeature,
+    shortened,
+)
+from radixkv.frontend.http.errors import RuntimeRestarting
+from radixkv.frontend.http.open_requests import OpenRequests
 from radixkv.frontend.metrics.log import log_line
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.wire.adapter_messages import ServedAdapter
+from radixkv.wire.request_limits import check_lora_name
+
+
+class _Load(NamedTuple):
+    """An adapter in the runtimes."""
+
+    id: str
+    """By which the runtimes know it; adapters of the start have their names for it."""
+    adapter: ServedAdapter
 
 
 class AdapterLoads:
     """Keeps the runtimes' adapters the same, one change at a time, and tells the served model of them.
+
+    A request finds its adapter by the name, and asks the runtime for the digest, perhaps much later. So a new
+    adapter is loaded in all runtimes before the name means it, and the one before is released in none of them until
+    the HTTP requests that may have found it have ended.
 
     Args:
         runtimes: the clients of the runtimes.
@@ -33,20 +57,27 @@ class AdapterLoads:
         folder: Path | None,
         are_served: bool,
     ) -> None:
+        self.requests = OpenRequests()
+        """The HTTP requests that may have found an adapter by its name."""
         self._runtimes = runtimes
         self._served_model = served_model
         self._folder = folder
         self._are_served = are_served
         self._lock = asyncio.Lock()
-        self._adapters = {adapter.name: adapter for adapter in served_model.ready.adapters}
+        self._loads = {one.name: _Load(one.name, one) for one in served_model.ready.adapters}
+        """By the adapters' names."""
+        self._leaving: list[_Load] = []
+        """Those without a name that are not released yet."""
 
     @property
     def paths(self) -> dict[str, str]:
         """The folders of the adapters, by their names."""
-        return {name: adapter.path for name, adapter in self._adapters.items()}
+        return {name: load.adapter.path for name, load in self._loads.items()}
 
     async def load(self, name: str, path: str, *, in_place: bool) -> None:
         """Loads an adapter in all runtimes that are up; requests may then ask for it.
+
+        If one of them cannot load it, it is loaded in none, and the adapter that has the name keeps it.
 
         Args:
             name: by which requests ask for it.
@@ -55,37 +86,37 @@ class AdapterLoads:
 
         Raises:
             InvalidRequest: the server may not load it, it cannot be served, or the name is taken.
-            RequestError: no runtime is up.
+            RequestError: no runtime is up, or one does not answer.
         """
         self._check_served()
-        if not name or name in self._served_model.names:
+        if check_lora_name(name) in self._served_model.names:
             raise InvalidRequest(
-                f"lora_name is {shortened(name)}, which cannot be the name of an adapter; choose one that is not "
-                "the model's",
+                f"lora_name is {shortened(name)}, which is the model's; choose another name for the adapter",
                 param="lora_name",
             )
         resolved = await asyncio.to_thread(self._resolved, path)
         async with self._lock:
-            replies = await asyncio.gather(
-                *(runtime.load_adapter(name, str(resolved), in_place=in_place) for runtime in self._runtimes),
-                return_exceptions=True,
-            )
-            adapters, errors = _parted(replies)
-            if len(set(adapters)) == 1 and not errors:
-                self._adapters[name] = adapters[0]
-                self._served_model.add_adapter(adapters[0])
-                return
-            if adapters:  # of those before some have replaced theirs, so that none may stay
-                self._forget(name)
-                await self._unload(name)
-            raise (
-                errors[0]
-                if errors
-                else InvalidRequest(
-                    f"the files in {shortened(path)} have changed while they were read; load the adapter again",
-                    param="lora_path",
+            before = self._loads.get(name)
+            if before is not None and not in_place:
+                raise InvalidRequest(
+                    f"the adapter {shortened(name)} is loaded already; unload it before, or replace it with "
+                    "load_inplace",
+                    param="lora_name",
                 )
-            )
+            load = uuid.uuid4().hex
+            try:
+                replies = await asyncio.gather(
+                    *(runtime.load_adapter(load, name, str(resolved)) for runtime in self._runtimes),
+                    return_exceptions=True,
+                )
+                adapter = _agreed(replies, path)
+            except BaseException:
+                self._unload(load, is_released=True)  # also where it is read yet, and this waits no longer for it
+                raise
+            self._loads[name] = _Load(load, adapter)
+            self._served_model.add_adapter(adapter)
+            if before is not None:
+                self._leave(before)
 
     async def unload(self, name: str) -> None:
         """Lets no new request have an adapter, and frees it when its requests have ended.
@@ -95,14 +126,13 @@ class AdapterLoads:
         """
         self._check_served()
         async with self._lock:
-            if name not in self._adapters:
-                loaded = ", ".join(map(shortened, self._adapters)) or "none"
+            if name not in self._loads:
+                loaded = ", ".join(map(shortened, self._loads)) or "none"
                 raise ModelNotFound(
                     f"no adapter {shortened(name)} is loaded; give the name of one that is (loaded: {loaded})",
                     param="lora_name",
                 )
             self._forget(name)
-            await self._unload(name)
 
     async def resume(self, runtime: RuntimeClient) -> None:
         """Loads what the server has in a runtime that was started again without it, then lets it take requests.
@@ -110,11 +140,9 @@ class AdapterLoads:
         An adapter whose files have changed is not served any more, because its name means the bytes of its load.
         """
         async with self._lock:  # a load meanwhile would skip this runtime
-            for adapter in list(self._adapters.values()):
+            for load, adapter in list(self._loads.values()):
                 try:
-                    found = await runtime.load_adapter(
-                        adapter.name, adapter.path, in_place=False, is_restarted=True
-                    )
+                    found = await runtime.load_adapter(load, adapter.name, adapter.path, is_restarted=True)
                     if found == adapter:
                         continue
                     reason = f"the files in {adapter.path} are others than those that were loaded"
@@ -123,9 +151,8 @@ class AdapterLoads:
                 except RequestError as error:
                     reason = str(error)
                 log_line(f"adapter {adapter.name!r} is not served any more: {reason}; load it again")
+                runtime.unload_adapter(load, is_released=True, is_restarted=True)
                 self._forget(adapter.name)
-                await self._unload(adapter.name)
-                await _settled([runtime.unload_adapter(adapter.name, is_restarted=True)])
             runtime.resume()
 
     def _check_served(self) -> None:
@@ -161,36 +188,40 @@ class AdapterLoads:
         return folder
 
     def _forget(self, name: str) -> None:
-        self._adapters.pop(name, None)
+        """Lets no new request find an adapter."""
+        load = self._loads.pop(name)
         self._served_model.remove_adapter(name)
+        self._leave(load)
 
-    async def _unload(self, name: str) -> None:
-        """Unloads an adapter where it is."""
-        await _settled([runtime.unload_adapter(name) for runtime in self._runtimes])
+    def _leave(self, load: _Load) -> None:
+        """Releases an adapter that has no name any more when the requests that may have found it have ended."""
+        self._leaving.append(load)
+        self._unload(load.id, is_released=False)
+        self.requests.after_these(partial(self._release, load))
+
+    def _release(self, load: _Load) -> None:
+        self._leaving.remove(load)
+        self._unload(load.id, is_released=True)
+        if all(one.adapter.digest != load.adapter.digest for one in self._leaving):
+            self._served_model.forget_adapter(load.adapter.digest)
+
+    def _unload(self, load: str, *, is_released: bool) -> None:
+        for runtime in self._runtimes:
+            runtime.unload_adapter(load, is_released=is_released)
 
 
-async def _settled(unloads: Sequence[Coroutine[None, None, None]]) -> None:
-    """Waits for commands that may find nothing to do, or a runtime that is down."""
-    for error in await asyncio.gather(*unloads, return_exceptions=True):
-        if isinstance(error, BaseException) and not isinstance(
-            error, InvalidRequest | RuntimeDied | RuntimeRestarting
-        ):
-            raise error
+def _agreed(replies: Sequence[ServedAdapter | BaseException], path: str) -> ServedAdapter:
+    """Returns the adapter that all runtimes have loaded that are up.
 
-
-def _parted(
-    replies: Sequence[ServedAdapter | BaseException],
-) -> tuple[list[ServedAdapter], list[RequestError]]:
-    """Returns what runtimes have loaded, and why others have not; the latter without those that are down.
-
-    Raises what is no ``RequestError``, and the reason if all are down.
+    Raises the error of one that has not loaded it, or ``InvalidRequest`` if they have read different files.
     """
     adapters = [one for one in replies if isinstance(one, ServedAdapter)]
-    errors: list[RequestError] = []
     for one in replies:
-        if isinstance(one, RequestError):
-            if not (adapters and isinstance(one, RuntimeDied | RuntimeRestarting)):
-                errors.append(one)
-        elif isinstance(one, BaseException):
+        if isinstance(one, BaseException) and not (adapters and isinstance(one, RuntimeDied | RuntimeRestarting)):
             raise one
-    return adapters, errors
+    if len(set(adapters)) > 1:
+        raise InvalidRequest(
+            f"the files in {shortened(path)} have changed while they were read; load the adapter again",
+            param="lora_path",
+        )
+    return adapters[0]

@@ -40,6 +40,7 @@ from radixkv.frontend.http.body import BodyReader, name_misspelt_fields
 from radixkv.frontend.http.disconnect import ClientDisconnected
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.http.errors import MethodNotAllowed, RouteNotFound
+from radixkv.frontend.http.open_requests import NotedRequests
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.request_ids import REQUEST_ID_HEADER, RequestIds
 from radixkv.frontend.metrics.aliases import MetricAliases
@@ -104,7 +105,11 @@ def build_app(
         version=__version__,
         description="A server with an API key needs the header Authorization: Bearer KEY.",
         redirect_slashes=False,
-        around_all=[Middleware(RequestIds), *([_cors(allowed_origins)] if allowed_origins else ())],
+        around_all=[
+            Middleware(NotedRequests, requests=adapter_loads.requests),
+            Middleware(RequestIds),
+            *([_cors(allowed_origins)] if allowed_origins else ()),
+        ],
         middleware=[access_check],
         exception_handlers={
             RequestError: _render_error,

@@ -23,10 +23,7 @@ from radixkv.frontend.miss_counts import MissCounts, MissRecord
 from radixkv.frontend.miss_report import without_contents, without_copies
 from radixkv.frontend.request_group import RequestGroup
 from radixkv.wire.adapter_messages import (
-    AdapterCommand,
     AdapterLoaded,
-    AdapterReply,
-    AdapterUnloaded,
     LoadAdapter,
     ServedAdapter,
     UnloadAdapter,
@@ -76,7 +73,7 @@ from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.stats import Stats
 from radixkv.wire.table_messages import GetTables, Tabled
 
-Reply: TypeAlias = CacheReply | AdapterReply | Tabled | Stats
+Reply: TypeAlias = CacheReply | AdapterLoaded | Tabled | Stats
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 MAX_PENDING_BYTES = 1 << 20
@@ -305,28 +302,34 @@ class RuntimeClient:
         """See ``EngineClient.pin``."""
         return await self._query(Pin(uuid.uuid4().hex, tokens, ttl_s, namespace), Pinned)
 
-    async def load_adapter(
-        self, name: str, path: str, *, in_place: bool, is_restarted: bool = False
-    ) -> ServedAdapter:
+    async def load_adapter(self, load: str, name: str, path: str, *, is_restarted: bool = False) -> ServedAdapter:
         """Loads an adapter; returns it once requests may ask for it.
 
         Args:
-            name: its name.
+            load: the load's id, which no other one has.
+            name: the adapter's.
             path: its folder.
-            in_place: whether it may replace one of the same name.
             is_restarted: whether to ask a runtime that has shaken hands before ``resume``.
 
         Raises:
             InvalidRequest: it cannot be loaded.
-            RequestError: the runtime ends meanwhile, or takes longer than ``LOAD_TIMEOUT_S``.
+            RequestError: the runtime ends meanwhile, or takes longer than ``LOAD_TIMEOUT_S``: it goes on with the
+                load until ``unload_adapter``.
         """
-        query = LoadAdapter(uuid.uuid4().hex, name, path, in_place)
+        query = LoadAdapter(load, name, path)
         loaded = await self._query(query, AdapterLoaded, timeout_s=LOAD_TIMEOUT_S, is_restarted=is_restarted)
         return loaded.adapter
 
-    async def unload_adapter(self, name: str, *, is_restarted: bool = False) -> None:
-        """Unloads an adapter: no new request may ask for it. Raises ``InvalidRequest`` if there is none such."""
-        await self._query(UnloadAdapter(uuid.uuid4().hex, name), AdapterUnloaded, is_restarted=is_restarted)
+    def unload_adapter(self, load: str, *, is_released: bool, is_restarted: bool = False) -> None:
+        """Unloads an adapter, see ``UnloadAdapter``. Does nothing if the runtime does not have it, or is down.
+
+        Args:
+            load: the load's id.
+            is_released: whether no request for it is sent any more.
+            is_restarted: whether to tell a runtime that has shaken hands before ``resume``.
+        """
+        if self._failure is None or is_restarted:
+            self._send(UnloadAdapter(load, is_released))
 
     async def stats(self) -> Stats:
         """Returns the runtime's counters as of now; dropped frames are summed over both processes."""
@@ -429,7 +432,7 @@ class RuntimeClient:
 
     async def _query(
         self,
-        query: CacheCommand | AdapterCommand | GetTables | GetStats,
+        query: CacheCommand | LoadAdapter | GetTables | GetStats,
         kind: type[ReplyT],
         *,
         timeout_s: float | None = None,

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from radixkv.errors import InvalidRequest, UnsupportedFeature
+from radixkv.errors import InvalidRequest, ModelNotFound, UnsupportedFeature
 from radixkv.frontend.batch_tokenizer import BatchTokenizer
-from radixkv.frontend.http.errors import ModelNotFound
 from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.nonces import NonceFilter
@@ -59,7 +58,7 @@ class ServedModel(GenerationModel):
     adapted: dict[str, ServedModel] = field(default_factory=dict, init=False, compare=False, repr=False)
     """The model with each of its adapters, by their names; those that come and go are added and removed."""
     adapter_names: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """The name that each adapter has, or had last, by its digest; of several names the first."""
+    """The name that each adapter has, or had last, by its digest, until it is forgotten; of several the first."""
     root: str
     """The folder or hub name that the user gave."""
     tokenizer_info: Mapping[str, Any] = field(default_factory=dict)
@@ -191,6 +190,11 @@ class ServedModel(GenerationModel):
         same = [] if removed is None else [one for one in self.adapted.values() if one.adapter == removed.adapter]
         if same:
             self.adapter_names[same[0].adapter] = same[0].name
+
+    def forget_adapter(self, digest: str) -> None:
+        """Forgets what an adapter was called, unless requests may ask for it. O(names)."""
+        if all(one.adapter != digest for one in self.adapted.values()):
+            self.adapter_names.pop(digest, None)
 
     def named(self, name: str | None, field: str = "model") -> ServedModel:
         """Returns the model of a name that a request gives: this one also for None, or with one of its adapters.

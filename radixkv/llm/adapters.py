@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from radixkv.errors import InvalidRequest, shortened
 from radixkv.llm.prompts import broadcast
 from radixkv.wire.adapter_messages import ServedAdapter
+from radixkv.wire.request_limits import check_lora_name
 
 
 @dataclass(frozen=True)
@@ -35,24 +37,49 @@ class Adapters:
 
     Args:
         adapters: those of the start.
-        load: loads one of a name and a folder; may replace one of this name. Raises ``RequestError``.
+        load: loads one by the id of the load, a name and a folder. Raises ``RequestError``.
+        unload: frees one by the id of its load.
     """
 
-    def __init__(self, adapters: Iterable[ServedAdapter], load: Callable[[str, str, bool], ServedAdapter]) -> None:
+    def __init__(
+        self,
+        adapters: Iterable[ServedAdapter],
+        load: Callable[[str, str, str], ServedAdapter],
+        unload: Callable[[str], None],
+    ) -> None:
         self._adapters = {adapter.name: adapter for adapter in adapters}
+        self._ids = {name: name for name in self._adapters}
+        """The id of each adapter's load, by its name."""
         self._load = load
+        self._unload = unload
 
     def load(self, name: str, path: str | Path, *, in_place: bool) -> None:
         """Loads an adapter. Raises ``RequestError``, also for a name or path of another type."""
-        if not isinstance(name, str) or not name:
-            raise InvalidRequest(f"lora_name is {shortened(name)}; give text", param="lora_name")
+        check_lora_name(name)
         if not isinstance(path, str | Path) or path == "":
             raise InvalidRequest(f"lora_path is {shortened(path)}; give the adapter's folder", param="lora_path")
-        self._adapters[name] = self._load(name, str(path), in_place)
+        before = self._ids.get(name)
+        if before is not None and not in_place:
+            raise InvalidRequest(
+                f"the adapter {shortened(name)} is loaded already; unload it before, or replace it with "
+                "load_inplace",
+                param="lora_name",
+            )
+        load = uuid.uuid4().hex
+        self._adapters[name] = self._load(load, name, str(path))
+        self._ids[name] = load
+        if before is not None:
+            self._unload(before)
 
-    def forget(self, name: str) -> None:
-        """Lets no request have an adapter any more."""
-        self._adapters.pop(name, None)
+    def unload(self, name: str) -> None:
+        """Lets no request have an adapter any more, and frees it. Raises ``InvalidRequest`` if it is unknown."""
+        if self._adapters.pop(name, None) is None:
+            loaded = ", ".join(map(shortened, self._adapters)) or "none"
+            raise InvalidRequest(
+                f"no adapter {shortened(name)} is loaded; give the name of one that is (loaded: {loaded})",
+                param="lora_name",
+            )
+        self._unload(self._ids.pop(name))
 
     def digests(self, lora_request: LoRARequests, prompts: Sequence[Any]) -> Sequence[str]:
         """Returns the digest of each prompt's adapter, empty for the model alone. Loads unknown ones.

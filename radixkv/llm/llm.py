@@ -60,8 +60,6 @@ from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.adapter_messages import (
     AdapterLoaded,
-    AdapterReply,
-    AdapterUnloaded,
     LoadAdapter,
     ServedAdapter,
     UnloadAdapter,
@@ -84,7 +82,7 @@ from radixkv.wire.request_limits import DEFAULT_TTL_S, check_prefix
 from radixkv.wire.sampling import BeamSearchParams, SamplingParams
 from radixkv.wire.stats import Stats
 
-ReplyT = TypeVar("ReplyT", bound=CacheReply | AdapterReply | Stats)
+ReplyT = TypeVar("ReplyT", bound=CacheReply | AdapterLoaded | Stats)
 
 Size = Any
 """A number, or a text that ``EngineConfig.of`` turns into one, as of a flag: ``4k``, ``80GiB``."""
@@ -217,7 +215,7 @@ class LLM:
             eos_token_ids=checkpoint.eos_token_ids,
             default_sampling=checkpoint.default_sampling,
         )
-        self._adapters = Adapters(loop.ready.adapters, self._load_adapter)
+        self._adapters = Adapters(loop.ready.adapters, self._load_adapter, self._unload_adapter)
         self._chats = Chats(self._model, folder, reasoning_parser)
         self._runner = OfflineRunner(lambda: self._open_loop, config.scheduler.max_queued_requests)
         self._ids = (f"llm-{number}" for number in itertools.count())
@@ -563,9 +561,7 @@ class LLM:
 
     def unload_lora_adapter(self, lora_name: str) -> None:
         """Frees an adapter; what was computed with it stays in the cache. Raises ``InvalidRequest`` if unknown."""
-        self._ask(UnloadAdapter(next(self._ids), lora_name), AdapterUnloaded)
-        self._adapters.forget(lora_name)
-        self._runner.settle()
+        self._adapters.unload(lora_name)
 
     def get_metrics(self) -> Stats:
         """Returns counters since the start and current gauges."""
@@ -630,11 +626,14 @@ class LLM:
         """Returns whose KV a request may share. Raises ``RequestError`` for an adapter, see ``Adapters.digest``."""
         return CacheNamespace(cache_salt=cache_salt, adapter=self._adapters.digest(lora_request))
 
-    def _load_adapter(self, name: str, path: str, in_place: bool) -> ServedAdapter:
-        message = LoadAdapter(next(self._ids), name, path, in_place)
-        return self._expect(self._runner.answer(message), AdapterLoaded).adapter
+    def _load_adapter(self, load: str, name: str, path: str) -> ServedAdapter:
+        return self._expect(self._runner.answer(LoadAdapter(load, name, path)), AdapterLoaded).adapter
 
-    def _ask(self, query: CacheCommand | UnloadAdapter | GetStats, kind: type[ReplyT]) -> ReplyT:
+    def _unload_adapter(self, load: str) -> None:
+        self._open_loop.receive(UnloadAdapter(load))
+        self._runner.settle()
+
+    def _ask(self, query: CacheCommand | GetStats, kind: type[ReplyT]) -> ReplyT:
         """Returns the loop's immediate reply to a query. Raises ``RequestError`` if the loop refuses it."""
         (reply,) = self._open_loop.receive(query)
         return self._expect(reply, kind)

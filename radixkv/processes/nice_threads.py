@@ -11,7 +11,7 @@ _NICENESS = 10
 
 
 def start_nice_thread(work: Callable[[], None]) -> threading.Thread:
-    """Starts and returns a thread that does ``work``."""
+    """Starts and returns a thread that does ``work``. Raises ``RuntimeError`` if the system starts no more."""
     thread = threading.Thread(target=_work_nicely, args=(work,), daemon=True)
     thread.start()
     return thread

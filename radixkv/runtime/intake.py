@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from radixkv.errors import InvalidRequest, shortened
+from radixkv.errors import InvalidRequest, ModelNotFound, shortened
 from radixkv.runtime.protocols.adapters import Adapters
 from radixkv.runtime.request import NO_ADAPTER, ActiveAdapter, PromptScoring, Recovery, Request
 from radixkv.runtime.step.plan import RowSampling
@@ -141,11 +141,12 @@ class Intake:
         """Returns the namespace of the tree that a message means: for an activated LoRA that of the model alone.
 
         Raises:
-            InvalidRequest: there is no such tenant or adapter, it may use no salt, or the salt is too long.
+            ModelNotFound: there is no such adapter.
+            InvalidRequest: there is no such tenant, it may use no salt, or the salt is too long.
         """
         adapter = asked.adapter
         if adapter and not self._adapters.has(adapter):
-            raise _not_loaded(adapter)
+            raise _not_loaded()
         return self._without_adapter(asked)._replace(adapter="" if adapter in self._marks else adapter)
 
     def prompt_key(self, asked: CacheNamespace, tokens: bytes) -> PromptKey:
@@ -179,7 +180,7 @@ class Intake:
         adapters = ("", *names) if message.all_adapters else (message.namespace.adapter,)
         for adapter in adapters:
             if adapter and adapter not in names:
-                raise _not_loaded(adapter)
+                raise _not_loaded()
             if adapter in self._marks and len(self._marks.places(adapter, tokens)) > _MAX_INVOCATIONS:
                 raise InvalidRequest(
                     f"the invocation of adapter {names[adapter]!r} occurs in this prompt more than "
@@ -286,9 +287,8 @@ class Intake:
         )
 
 
-def _not_loaded(adapter: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"no adapter with the digest {shortened(adapter)} is loaded, or it was unloaded or replaced "
-        "meanwhile; send the request again, and ask for one by its name",
+def _not_loaded() -> ModelNotFound:
+    return ModelNotFound(
+        "the adapter that this request asks for is not loaded, or no longer; ask for one of those in /v1/models",
         param="model",
     )

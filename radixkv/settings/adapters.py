@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from radixkv.errors import ConfigError, shortened
+from radixkv.settings.checks import MAX_LORA_NAME_CHARACTERS
 
 _FORMS = "give NAME=FOLDER, as in --lora-modules sql=/adapters/sql"
 _NAME_FIELDS, _PATH_FIELDS = ("name", "lora_name"), ("path", "lora_path")
@@ -53,6 +54,11 @@ def check_lora_modules(name: str, value: object) -> None:
     for one in value:
         if not one.name or not one.path:
             raise ConfigError(f"{name} {shortened(str(one))} lacks a name or a folder; {_FORMS}")
+        if not one.name.isprintable() or len(one.name) > MAX_LORA_NAME_CHARACTERS:
+            raise ConfigError(
+                f"{name} has an adapter of the name {shortened(one.name)}; give it one of at most "
+                f"{MAX_LORA_NAME_CHARACTERS} printable characters"
+            )
         if names.count(one.name) > 1:
             raise ConfigError(f"{name} has two adapters of the name {shortened(one.name)}; give each its own name")
 

@@ -21,6 +21,8 @@ MAX_COUNT = (1 << 31) - 1
 """Most of anything that is counted: tokens, requests, batches."""
 MAX_LORA_RANK = 128
 """Highest rank of an adapter."""
+MAX_LORA_NAME_CHARACTERS = 256
+"""Longest name of an adapter."""
 MAX_BYTES = 1 << 60
 """Largest size in bytes; whether there is as much memory is found out later."""
 MAX_SECONDS = 1e9

@@ -24,22 +24,26 @@ class ServedAdapter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Loads an adapter beside steps. Answered by ``AdapterLoaded`` once requests may ask for it."""
+    """Loads an adapter beside steps. Answered by ``AdapterLoaded`` once requests may ask for it.
+
+    Which adapter a name means, the sender decides: a load replaces none, also of the same name.
+    """
 
     id: str
+    """By which the adapter is unloaded; adapters of the start have their names for it."""
     name: str
     path: str
     """Of its folder."""
-    in_place: bool = False
-    """Whether it may replace the adapter of this name; without it such a name is refused."""
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Takes the name of an adapter away, and frees it when its requests have ended. Answered by ``AdapterUnloaded``
-    at once."""
+    """Takes an adapter away, also one that is still being loaded. Not answered; an unknown load is ignored."""
 
-    id: str
-    name: str
+    load: str
+    """The id of the load."""
+    is_released: bool = True
+    """Whether no new request comes for it: it is freed when its requests have ended. If not, its name alone counts
+    no more, and another such message follows."""
 
 
 class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
@@ -49,13 +53,5 @@ class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
     adapter: ServedAdapter
 
 
-class AdapterUnloaded(msgspec.Struct, frozen=True, tag=True):
-    """The answer to ``UnloadAdapter``."""
-
-    id: str
-
-
 AdapterCommand: TypeAlias = LoadAdapter | UnloadAdapter
 """What the frontend asks of the adapters."""
-AdapterReply: TypeAlias = AdapterLoaded | AdapterUnloaded
-"""The answer to an ``AdapterCommand``, unless it is ``Failed``."""

@@ -24,7 +24,7 @@ import msgspec
 
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.settings.config import MIN_BUDGET_PAGES, EngineConfig
-from radixkv.wire.adapter_messages import AdapterCommand, AdapterReply, ServedAdapter
+from radixkv.wire.adapter_messages import AdapterCommand, AdapterLoaded, ServedAdapter
 from radixkv.wire.cache_messages import CacheCommand, CacheReply
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.kv_budget import largest_budget, most_pages
@@ -33,7 +33,7 @@ from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 from radixkv.wire.table_messages import GetTables, Tabled
 
-WIRE_VERSION = 38
+WIRE_VERSION = 39
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -400,7 +400,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
 
 ToRuntime = Hello | Submit | Cancel | CacheCommand | AdapterCommand | GetTables | GetStats | Drain
-FromRuntime = Ready | Tokens | Done | Failed | CacheReply | AdapterReply | Tabled | Stats | Heartbeat
+FromRuntime = Ready | Tokens | Done | Failed | CacheReply | AdapterLoaded | Tabled | Stats | Heartbeat
 
 MessageT = TypeVar("MessageT")
 

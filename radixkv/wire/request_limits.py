@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 
 from radixkv.errors import InvalidRequest, context_length_exceeded, shortened
-from radixkv.settings.checks import is_number
+from radixkv.settings.checks import MAX_LORA_NAME_CHARACTERS, is_number
 
 MAX_SALT_BYTES = 128
 """Longest ``cache_salt``, in UTF-8."""
@@ -42,6 +42,16 @@ def check_session_id(session_id: str) -> None:
     n_bytes = len(session_id.encode("utf-8", "surrogatepass"))
     if n_bytes > MAX_SESSION_ID_BYTES:
         raise InvalidRequest(f"session_id has {n_bytes} bytes; at most {MAX_SESSION_ID_BYTES}", param="session_id")
+
+
+def check_lora_name(name: object) -> str:
+    """Returns the name of an adapter. Raises ``InvalidRequest`` if it is no text of printable characters."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_LORA_NAME_CHARACTERS:
+        raise InvalidRequest(
+            f"lora_name is {shortened(name)}; give 1 to {MAX_LORA_NAME_CHARACTERS} printable characters",
+            param="lora_name",
+        )
+    return name
 
 
 def check_cache_salt(salt: str) -> None:

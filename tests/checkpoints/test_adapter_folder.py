@@ -386,6 +386,10 @@ class TestFiles:
         (write_adapter(tmp_path) / "adapter_config.json").write_text(text)
         assert "adapter_config.json" in _refusal(tmp_path)
 
+    def test_a_configuration_that_takes_long_to_parse(self, tmp_path: Path) -> None:
+        write_adapter(tmp_path, revision="x" * 1_000_000)
+        assert "adapter_config.json has more than 1000000 characters" in _refusal(tmp_path)
+
     def test_no_tensors(self, tmp_path: Path) -> None:
         (write_adapter(tmp_path) / "adapter_model.safetensors").unlink()
         assert "has no adapter_model.safetensors" in _refusal(tmp_path)

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from radixkv.checkpoints.adapters.header import ITEM_BYTES, Span, read_spans
 from radixkv.errors import CheckpointError
-from support.adapters import Entry, safetensors_content, tensor_entry
+from support.adapters import Entry, adapter_tensors, layer_modules, safetensors_content, tensor_entry
 from support.cases import examples
 
 
@@ -135,3 +135,19 @@ def test_damages_are_named(path: Path, content: bytes, reason: str) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=re.escape(reason)):
         _read(path)
+
+
+def test_a_header_that_takes_long_to_parse_is_refused_unread(tmp_path: Path) -> None:
+    """No other thread runs while Python parses it."""
+    path = tmp_path / "adapter_model.safetensors"
+    path.write_bytes(_with_header(b'{"a":[' + b"1," * 2_000_000 + b"1]}", 0))
+    with pytest.raises(CheckpointError, match="has a header of 4000009 bytes; those of adapters may have 4000000"):
+        _read(path)
+
+
+def test_the_header_of_a_thousand_layers_is_read(tmp_path: Path) -> None:
+    ends = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj")
+    modules = layer_modules(*ends, "mlp.up_proj", "mlp.down_proj", n_layers=1000)
+    path = tmp_path / "adapter_model.safetensors"
+    path.write_bytes(safetensors_content(adapter_tensors(modules)))
+    assert len(_read(path)) == 14_000

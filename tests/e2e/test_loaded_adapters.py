@@ -7,7 +7,8 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,14 @@ def server(sensitive: Path, folder: Path, tmp_path_factory: pytest.TempPathFacto
     with serving(sensitive, errors, *flags, key=KEY) as live:
         yield live
         wait_for(live.is_idle, "pages or requests are left")
+
+
+@pytest.fixture(scope="module")
+def replicas(sensitive: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    errors = tmp_path_factory.mktemp("replicas") / "errors"
+    flags = ("--enable-lora", "--lora-dir", str(folder), "--data-parallel-size", "2", "--api-key", KEY)
+    with serving(sensitive, errors, *flags, key=KEY) as live:
+        yield live
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +174,74 @@ def test_unloading_lets_running_requests_end(
     assert whole["choices"][0]["token_ids"] == tokens, "as with the adapter all the time"
 
 
+def replies_beside(server: LiveServer, model: str, work: Callable[[], None]) -> list[httpx.Response]:
+    """Returns the replies to requests for a model that clients send while ``work`` runs."""
+    stop, replies = threading.Event(), list[httpx.Response]()
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 2}),
+        ("/v1/completions", {"prompt": [PROMPT * 4, PROMPT, "a"], "max_tokens": 1}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 3, "stream": True}),
+        ("/cache/match", {"prompt": PROMPT}),
+        ("/cache/explain", {"prompt": PROMPT}),
+        ("/cache/pin", {"prompt": PROMPT, "ttl": "1s"}),
+    ]
+
+    def ask(path: str, body: dict[str, Any]) -> None:
+        while not stop.is_set():
+            replies.append(server.http.post(path, json=body | {"model": model}))
+
+    threads = [threading.Thread(target=ask, args=one) for one in bodies]
+    for thread in threads:
+        thread.start()
+    try:
+        work()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    return replies
+
+
+@pytest.mark.parametrize("server_name", ["server", pytest.param("replicas", marks=pytest.mark.nightly)])
+def test_requests_for_a_name_never_fail_while_its_adapter_is_replaced(
+    request: pytest.FixtureRequest, server_name: str, adapters: Path, folder: Path
+) -> None:
+    server = request.getfixturevalue(server_name)
+    paths = [placed(adapters, name, folder / name) for name in ("sql", "law")]
+    assert load(server, "mine", paths[0]).status_code == 200
+    n_bytes = server.metric("lora_bytes")
+
+    def reload() -> None:
+        for number in range(1, 13):
+            assert load(server, "mine", paths[number % 2], load_inplace=True).status_code == 200
+
+    replies = replies_beside(server, "mine", reload)
+    assert {reply.status_code for reply in replies} == {200}, [one.text for one in replies if one.is_error][:1]
+    assert not any('"error"' in reply.text for reply in replies)
+    wait_for(lambda: server.metric("lora_bytes") == n_bytes, "what was replaced is not freed")
+    assert unload(server, "mine").status_code == 200
+    wait_for(lambda: server.metric("lora_bytes") == 0, "what was unloaded is not freed")
+
+
+@pytest.mark.parametrize("server_name", ["server", pytest.param("replicas", marks=pytest.mark.nightly)])
+def test_requests_beside_unloads_are_served_or_find_no_model(
+    request: pytest.FixtureRequest, server_name: str, adapters: Path, folder: Path
+) -> None:
+    server = request.getfixturevalue(server_name)
+    path = placed(adapters, "sql", folder / "mine")
+
+    def reload() -> None:
+        for _ in range(12):
+            assert load(server, "mine", path).status_code == 200
+            time.sleep(0.02)
+            assert unload(server, "mine").status_code == 200
+
+    replies = replies_beside(server, "mine", reload)
+    assert {reply.status_code for reply in replies} == {200, 404}, [one.text for one in replies][-6:]
+    errors = {reply.text for reply in replies if reply.is_error}
+    assert all("this server serves the model" in error for error in errors), errors
+
+
 @pytest.mark.nightly
 def test_the_adapters_are_back_after_the_runtime_was_killed(
     server: LiveServer, adapters: Path, folder: Path, expected: dict[str, list[int]]
@@ -224,8 +301,9 @@ def test_wrong_uses(server: LiveServer, adapters: Path, folder: Path) -> None:
     base = names(server)[0]
     for name, path, status, text in (
         ("mine", "mine", 400, "is loaded already"),
-        (base, "mine", 400, "cannot be the name of an adapter"),
-        ("", "mine", 400, "cannot be the name of an adapter"),
+        (base, "mine", 400, "which is the model's"),
+        ("a\nb", "mine", 400, "give 1 to 256 printable characters"),
+        ("", "mine", 400, "give 1 to 256 printable characters"),
         ("a", adapters / "sql", 400, "is not inside the folder of --lora-dir"),
         ("a", "../x", 400, "is not inside the folder of --lora-dir"),
         ("a", "link", 400, "leads out of it"),

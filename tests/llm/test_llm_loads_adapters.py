@@ -12,9 +12,9 @@ import pytest
 
 from radixkv import LLM, LoRARequest, SamplingParams
 from radixkv.checkpoints import resolve
-from radixkv.checkpoints.adapters import AdapterFolder
+from radixkv.checkpoints.adapters import AdapterFolder, patterns
 from radixkv.cli import main
-from radixkv.errors import ConfigError, InvalidRequest
+from radixkv.errors import CheckpointError, ConfigError, InvalidRequest
 from support.checkpoints import save_checkpoint
 from support.device_support import load_oracle, random_ids
 from support.lora import linear_modules, save_adapter
@@ -138,9 +138,10 @@ def test_wrong_uses(folders: Path) -> None:
         ):
             with pytest.raises(InvalidRequest, match=f"adapter 'sql': .*{text}"):
                 llm.load_lora_adapter("sql", folders / path, load_inplace=True)
-        for wrong in ("", 7, None):
-            with pytest.raises(InvalidRequest, match=rf"^lora_name is {wrong!r}; give text$"):
+        for wrong in ("", 7, None, "a\nb", "a" * 257):
+            with pytest.raises(InvalidRequest, match="^lora_name is .*; give 1 to 256 printable characters$"):
                 llm.load_lora_adapter(wrong, folders / "law")  # type: ignore[arg-type]
+        for wrong in ("", 7, None):
             with pytest.raises(InvalidRequest, match=rf"^lora_path is {wrong!r}; give the adapter's folder$"):
                 llm.load_lora_adapter("law", wrong)  # type: ignore[arg-type]
         assert answer(llm, SQL)[1] == 0, "the one before is still there"
@@ -157,3 +158,20 @@ def test_a_stream_must_end_before_an_adapter_is_loaded(llm: LLM, folders: Path) 
         llm.load_lora_adapter("sql", folders / "sql")
     stream.close()
     llm.load_lora_adapter("sql", folders / "sql")
+
+
+@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_a_pattern_that_takes_for_ever_is_refused_at_the_start_and_later(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_ranks: int
+) -> None:
+    monkeypatch.setattr(patterns, "_CPU_S", 1)
+    shutil.copytree(folders / "sql", tmp_path / "slow")
+    config = tmp_path / "slow" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"target_modules": "(.*.*)*x|.*proj"}))
+    text = r"target_modules is '\(\.\*\.\*\)\*x\|\.\*proj'; to match it .* takes more than 1 s"
+    with pytest.raises(CheckpointError, match=text):
+        opened(folders, lora_modules={"slow": tmp_path / "slow"}, tensor_parallel_size=n_ranks)
+    with opened(folders, tensor_parallel_size=n_ranks) as llm:
+        with pytest.raises(InvalidRequest, match=text):
+            llm.load_lora_adapter("slow", tmp_path / "slow")
+        llm.load_lora_adapter("slow", folders / "sql")

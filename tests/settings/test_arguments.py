@@ -227,6 +227,11 @@ def test_every_setting_has_a_flag():
         (["--enable-lora", "--max-lora-rank", "129"], "max_lora_rank 129 must be at most 128"),
         (["--lora-modules", "a=b", "a=d"], "lora_modules has two adapters of the name 'a'"),
         (["--lora-modules", "a="], "lacks a name or a folder"),
+        (
+            ["--lora-modules", "a\nb=c"],
+            "lora_modules has an adapter of the name 'a\\nb'; give it one of at most 256",
+        ),
+        (["--lora-modules", "a" * 257 + "=c"], "give it one of at most 256 printable characters"),
         (["--lora-modules", '{"name": 1, "path": "b"}'], "is no adapter; give NAME=FOLDER"),
         (["--lora-modules", '{"name": "a"'], "is neither JSON nor NAME=FOLDER"),
         (["--lora-modules", '{"name": "a", "path": "b", "rank": 3}'], "has the unknown field 'rank'"),

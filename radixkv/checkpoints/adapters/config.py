@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
+from radixkv.checkpoints.adapters.patterns import Pattern, first_matches
 from radixkv.checkpoints.adapters.refusal import refusal
-from radixkv.checkpoints.adapters.targets import Targets, compile_pattern
+from radixkv.checkpoints.adapters.targets import Targets
 from radixkv.checkpoints.files import is_integer, read_object
 from radixkv.errors import CheckpointError
 
 CONFIG_NAME = "adapter_config.json"
+_MAX_CHARACTERS = 1_000_000
+"""Of the file, which is parsed while nothing else runs. One with ranks of all modules of an 8B model has 10 KB."""
 
 _MERGE = "merge the adapter into its base and serve the merged model"
 _REFUSED = MappingProxyType(
@@ -78,6 +80,15 @@ _WITHOUT_EFFECT = frozenset(
 """Fields that change no output: of training, of the features above, and of how the base stores its matrices."""
 
 
+class ModuleConfig(NamedTuple):
+    """What an adapter's configuration says of a module."""
+
+    is_adapted: bool
+    rank: int
+    scale: float
+    """What its product is multiplied by."""
+
+
 @dataclass(frozen=True)
 class PeftConfig:
     """What an adapter's configuration says of its modules."""
@@ -86,9 +97,9 @@ class PeftConfig:
     """Of the file."""
     rank: int
     alpha: float
-    ranks: tuple[tuple[re.Pattern[str], int], ...]
+    ranks: tuple[tuple[Pattern, int], ...]
     """Ranks of modules whose names match a pattern; the first match decides."""
-    alphas: tuple[tuple[re.Pattern[str], float], ...]
+    alphas: tuple[tuple[Pattern, float], ...]
     is_rank_stabilized: bool
     """Whether products are scaled by ``alpha / sqrt(rank)`` instead of ``alpha / rank``."""
     targets: Targets
@@ -106,7 +117,7 @@ class PeftConfig:
         path = folder / CONFIG_NAME
         what = f"has no {CONFIG_NAME}"
         try:
-            fields = read_object(path) if folder.is_dir() else None
+            fields = read_object(path, max_characters=_MAX_CHARACTERS) if folder.is_dir() else None
             if fields is None and not folder.is_dir():
                 what = "is no folder"
         except OSError as error:  # of is_dir: no permission, or too long a name
@@ -136,15 +147,26 @@ class PeftConfig:
             _base_model(fields.get("base_model_name_or_path"), path),
         )
 
-    def rank_of(self, name: str) -> int:
-        """Returns the rank of a module."""
-        return next((rank for pattern, rank in self.ranks if pattern.match(name)), self.rank)
+    def modules(self, names: Iterable[str]) -> Mapping[str, ModuleConfig]:
+        """Returns what is said of modules.
 
-    def scale_of(self, name: str) -> float:
-        """Returns what a module's product is multiplied by."""
-        alpha = next((alpha for pattern, alpha in self.alphas if pattern.match(name)), self.alpha)
-        rank = self.rank_of(name)
-        return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+        Args:
+            names: of the modules, as ``Targets.select`` takes them.
+
+        Raises:
+            CheckpointError: as ``first_matches``, whose cost this has.
+        """
+        names = tuple(names)
+        groups = [*self.targets.groups, *([pattern for pattern, _ in one] for one in (self.ranks, self.alphas))]
+        *matches, ranks, alphas = first_matches(groups, names, self.path)
+        adapted = self.targets.selected(names, matches)
+        modules = {}
+        for name in names:
+            rank = self.ranks[ranks[name].number][1] if name in ranks else self.rank
+            alpha = self.alphas[alphas[name].number][1] if name in alphas else self.alpha
+            scale = alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+            modules[name] = ModuleConfig(name in adapted, rank, scale)
+        return modules
 
 
 def _check_features(fields: Mapping[str, Any], path: Path) -> None:
@@ -201,12 +223,12 @@ def _boolean(fields: Mapping[str, Any], field: str, path: Path) -> bool:
     return value
 
 
-def _by_name(fields: Mapping[str, Any], field: str, path: Path) -> list[tuple[re.Pattern[str], object]]:
+def _by_name(fields: Mapping[str, Any], field: str, path: Path) -> list[tuple[Pattern, object]]:
     """Returns the values of a field by patterns, each of which matches the end of a module's name from a dot on."""
     value = fields.get(field) or {}
     if not isinstance(value, dict):
         raise refusal(path, field, value, "it must be an object by patterns of names; save the adapter again")
-    return [(compile_pattern(rf"(.*\.)?({name})$", field, name, path), one) for name, one in value.items()]
+    return [(Pattern(rf"(.*\.)?({name})$", "begin", field, name), one) for name, one in value.items()]
 
 
 def _invocation_tokens(value: object, path: Path) -> tuple[int, ...] | None:

@@ -168,8 +168,10 @@ class AdapterFolder:
                     f"model has {expected[1]} and {expected[0]}"
                 )
         adapted = set(new_names.values())
-        for name in shapes:
-            if name not in adapted and f"{trained}{name.removeprefix(base)}" in self._config.targets:
+        others = {f"{trained}{name.removeprefix(base)}": name for name in shapes if name not in adapted}
+        targets = self._config.targets.select(others)
+        for trained_name, name in others.items():
+            if trained_name in targets:
                 raise self._unfit(f"its {self._config.path.name} names {name}, of which it has no tensors")
         return replace(
             self,

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, NamedTuple
 from radixkv.checkpoints.files import is_integer
 from radixkv.errors import CheckpointError
 
-_MAX_BYTES = 100_000_000
-"""Of a header, as safetensors limits it."""
+_MAX_BYTES = 4_000_000
+"""Of a header, which is parsed while nothing else runs. That of all modules of an 8B model has 60 KB."""
 ITEM_BYTES = MappingProxyType({"F32": 4, "F16": 2, "BF16": 2})
 """Bytes of a value of each dtype that adapters may have, as safetensors names them."""
 
@@ -42,14 +42,18 @@ def read_spans(file: BinaryIO, size: int, path: Path) -> tuple[bytes, Mapping[st
         The file's bytes up to the end of the header, and where each tensor is.
 
     Raises:
-        CheckpointError: the file is damaged: it is too short or too long, or tensors overlap or leave gaps; or a
-            tensor has another dtype than float32, float16 and bfloat16.
+        CheckpointError: the header is too long; the file is damaged: it is too short or too long, or tensors
+            overlap or leave gaps; or a tensor has another dtype than float32, float16 and bfloat16.
         OSError: the file cannot be read.
     """
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
-    if len(prefix) < 8 or length > min(size - 8, _MAX_BYTES):
+    if len(prefix) < 8 or length > size - 8:
         raise _damaged(path, f"it has {size} bytes, and its header does not end before")
+    if length > _MAX_BYTES:
+        raise CheckpointError(
+            f"{path} has a header of {length} bytes; those of adapters may have {_MAX_BYTES}: check that it is one"
+        )
     header = file.read(length)
     try:
         if not header.startswith(b"{"):

@@ -97,17 +97,19 @@ def shapes_of(pairs: Mapping[str, Pair], config: PeftConfig, *, max_rank: int) -
         max_rank: the highest rank to serve.
 
     Raises:
-        CheckpointError: a pair has another rank than the configuration says or a higher one than can be served, or
-            the configuration does not name its module.
+        CheckpointError: a pattern of the configuration cannot be matched; a pair has another rank than the
+            configuration says or a higher one than can be served; or the configuration does not name its module.
     """
     shapes = {}
+    modules = config.modules(pairs)
     for module, pair in pairs.items():
-        if module not in config.targets:
+        is_adapted, rank, scale = modules[module]
+        if not is_adapted:
             raise CheckpointError(
                 f"{config.path}: its target_modules, exclude_modules and layers_to_transform leave out {module}, "
                 "of which the adapter has tensors; save the adapter again"
             )
-        if pair.rank != (rank := config.rank_of(module)):
+        if pair.rank != rank:
             raise CheckpointError(
                 f"{config.path}: r and rank_pattern give {module} rank {rank}, but its tensors have rank "
                 f"{pair.rank}; save the adapter again"
@@ -122,5 +124,5 @@ def shapes_of(pairs: Mapping[str, Pair], config: PeftConfig, *, max_rank: int) -
                 f"{config.path}: {module} has rank {pair.rank}, above the limit of {max_rank}; "
                 "raise --max-lora-rank"
             )
-        shapes[module] = LoraShape(pair.rank, pair.a.shape[1], pair.b.shape[0], config.scale_of(module))
+        shapes[module] = LoraShape(pair.rank, pair.a.shape[1], pair.b.shape[0], scale)
     return MappingProxyType(shapes)

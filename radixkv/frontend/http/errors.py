@@ -7,17 +7,12 @@ from typing import Any, ClassVar
 from radixkv.errors import (
     ContextLengthExceeded,
     InvalidRequest,
+    ModelNotFound,
     RequestError,
     SessionNotFound,
     UnsupportedFeature,
     shortened,
 )
-
-
-class ModelNotFound(InvalidRequest):
-    """The request names a model that is not served."""
-
-    code: ClassVar[str] = "model_not_found"
 
 
 class ThreadNotStored(UnsupportedFeature):

@@ -18,7 +18,6 @@ from radixkv.tree.marks import Marks
 from radixkv.wire.adapter_messages import (
     AdapterCommand,
     AdapterLoaded,
-    AdapterUnloaded,
     LoadAdapter,
     ServedAdapter,
     UnloadAdapter,
@@ -33,6 +32,16 @@ class _Read:
 
     message: LoadAdapter
     outcome: ReadAdapter | RequestError
+
+
+@dataclass
+class _Loading:
+    """An adapter that a thread reads."""
+
+    name: str
+    thread: threading.Thread
+    is_unloaded: bool = False
+    """Whether nobody wants it any more."""
 
 
 class LoadableAdapters(Adapters):
@@ -71,16 +80,21 @@ class LoadableAdapters(Adapters):
         self._slots = slots
         self._registry = AdapterRegistry(adapters, max_adapters, is_default=is_default)
         self._read: Finished[_Read] = Finished()
-        self._threads: dict[str, threading.Thread] = {}
-        """The threads that read, by the name of the adapter."""
+        self._loading: dict[str, _Loading] = {}
+        """The adapters that are read, by the ids of their loads."""
         self._names = {adapter.digest: adapter.name for adapter in reversed(adapters)}
+        """Of all that were ever loaded: pages outlive their adapter, and are invalidated and named by events later.
+
+        It costs about 200 bytes for each, as its mark does, and an invalidation for all adapters looks its prefix
+        up with each.
+        """
         self.names = self._names
 
     @property
     def is_busy(self) -> bool:
         """See ``Adapters.is_busy``."""
         has_turns = self._slots is not None and self._slots.is_busy
-        return bool(self._threads or self._registry.retired) or has_turns
+        return bool(self._loading or self._registry.retired) or has_turns
 
     def has(self, digest: str) -> bool:
         """See ``Adapters.has``."""
@@ -88,16 +102,15 @@ class LoadableAdapters(Adapters):
 
     def receive(self, message: AdapterCommand) -> list[FromRuntime]:
         """See ``Adapters.receive``."""
-        try:
-            match message:
-                case LoadAdapter():
+        match message:
+            case LoadAdapter():
+                try:
                     self._begin(message)
-                    return []
-                case UnloadAdapter():
-                    self._registry.remove(message.name)
-                    return [AdapterUnloaded(message.id)]
-        except RequestError as error:
-            return [_failed(message, error)]
+                except RequestError as error:
+                    return [_failed(message, error)]
+            case UnloadAdapter():
+                self._unload(message)
+        return []
 
     def n_waiting(self, sender: str | None = None) -> int:
         """See ``Adapters.n_waiting``. O(adapters), for a sender O(requests that wait for slots)."""
@@ -123,9 +136,9 @@ class LoadableAdapters(Adapters):
         """See ``Adapters.stats``."""
         slots, n_bytes = self._slots, sum(self._device.sizes.values())
         if slots is None:
-            return AdapterStats(len(self._registry.named), n_bytes)
+            return AdapterStats(len(self._registry.names), n_bytes)
         return AdapterStats(
-            len(self._registry.named),
+            len(self._registry.names),
             n_bytes,
             n_in_slots=slots.queue.n_adapters,
             slot_loads_total=slots.n_loads,
@@ -134,8 +147,8 @@ class LoadableAdapters(Adapters):
 
     def close(self) -> None:
         """See ``Adapters.close``."""
-        for thread in self._threads.values():
-            thread.join()
+        for loading in self._loading.values():
+            loading.thread.join()
         if self._slots is not None:
             self._slots.close()
         for read in self._read.take():
@@ -144,13 +157,26 @@ class LoadableAdapters(Adapters):
         self._read.close()
 
     def _begin(self, message: LoadAdapter) -> None:
-        """Starts the thread that reads an adapter. Raises ``InvalidRequest`` if it cannot be loaded."""
-        if message.name in self._threads:
-            raise InvalidRequest(
-                f"the adapter {shortened(message.name)} is being loaded; wait for that", param="lora_name"
-            )
-        self._registry.check(message.name, self._threads, in_place=message.in_place)
-        self._threads[message.name] = start_nice_thread(partial(self._read_folder, message))
+        """Starts the thread that reads an adapter. Raises ``RequestError`` if it cannot be loaded."""
+        if message.id in self._loading:
+            raise InvalidRequest(f"there is a load {shortened(message.id)} already; give each its own id")
+        coming = [one.name for one in self._loading.values() if not one.is_unloaded]
+        self._registry.check(message.id, message.name, coming)
+        try:
+            thread = start_nice_thread(partial(self._read_folder, message))
+        except RuntimeError as error:  # Python's, where the system starts no more threads
+            raise RequestError(
+                f"adapter {shortened(message.name)} cannot be loaded now: {error}; load it again later"
+            ) from error
+        self._loading[message.id] = _Loading(message.name, thread)
+
+    def _unload(self, message: UnloadAdapter) -> None:
+        if (loading := self._loading.get(message.load)) is not None:
+            loading.is_unloaded = True
+        elif message.is_released:
+            self._registry.release(message.load)
+        else:
+            self._registry.unname(message.load)
 
     def _read_folder(self, message: LoadAdapter) -> None:
         outcome: ReadAdapter | RequestError
@@ -165,16 +191,20 @@ class LoadableAdapters(Adapters):
     def _end(self, read: _Read) -> FromRuntime:
         """Lets requests ask for an adapter that a thread has read; returns the answer."""
         message, outcome = read.message, read.outcome
-        self._threads.pop(message.name).join()
+        loading = self._loading.pop(message.id)
+        loading.thread.join()
         if isinstance(outcome, RequestError):
             return _failed(message, outcome)
+        if loading.is_unloaded:
+            outcome.discard()
+            return _failed(message, RequestError(f"adapter {shortened(message.name)} was unloaded meanwhile"))
         adapter = ServedAdapter(message.name, message.path, outcome.digest, outcome.invocation_tokens)
         try:
             self._mark(adapter)
         except CheckpointError as error:
             outcome.discard()
             return _failed(message, InvalidRequest(str(error), param="lora_path"))
-        if self._registry.add(adapter):
+        if self._registry.add(message.id, adapter):
             outcome.put()
         else:
             outcome.discard()
@@ -190,5 +220,5 @@ class LoadableAdapters(Adapters):
             self.marks.add(adapter.digest, adapter.invocation_tokens)
 
 
-def _failed(message: AdapterCommand, error: RequestError) -> Failed:
+def _failed(message: LoadAdapter, error: RequestError) -> Failed:
     return Failed(message.id, error.code, str(error), error.param)

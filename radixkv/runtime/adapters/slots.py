@@ -131,7 +131,10 @@ class AdapterSlots:
 
     def _begin(self, digest: str) -> None:
         coming = self._coming = _Coming(digest, self._device.copy(digest))
-        self._thread = start_nice_thread(lambda: self._filled.add(_fill(coming.copy)))
+        try:
+            self._thread = start_nice_thread(lambda: self._filled.add(_fill(coming.copy)))
+        except RuntimeError as error:  # Python's, where the system starts no more threads
+            raise DeviceLost(f"an adapter could not be copied: {error}") from error
 
     def _join(self) -> None:
         assert self._thread is not None, "one thread fills one copy"

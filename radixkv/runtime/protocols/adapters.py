@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from radixkv.errors import UnsupportedFeature
-from radixkv.wire.adapter_messages import AdapterCommand, ServedAdapter
+from radixkv.wire.adapter_messages import AdapterCommand, ServedAdapter, UnloadAdapter
 from radixkv.wire.messages import Failed, FromRuntime
 from radixkv.wire.stats import AdapterStats
 
@@ -20,7 +20,7 @@ class Adapters:
     served: tuple[ServedAdapter, ...] = ()
     """Those of the start."""
     names: Mapping[str, str] = MappingProxyType({})
-    """The name that each adapter had last, by its digest."""
+    """The name that each adapter had last, by its digest; also of those that are unloaded, whose pages stay."""
 
     @property
     def is_busy(self) -> bool:
@@ -33,6 +33,8 @@ class Adapters:
 
     def receive(self, message: AdapterCommand) -> list[FromRuntime]:
         """Begins to load an adapter, or unloads one; returns the answer if there is one already."""
+        if isinstance(message, UnloadAdapter):
+            return []
         text = "this engine has no adapters; start it with enable_lora (--enable-lora)"
         return [Failed(message.id, UnsupportedFeature.code, text)]
 
@@ -42,7 +44,7 @@ class Adapters:
 
     def advance(self, is_used: Callable[[str], bool]) -> list[FromRuntime]:
         """Lets requests ask for the adapters that have been read, gives slots to those that requests wait for, and
-        frees those without a name that nothing uses.
+        frees those that are unloaded and that nothing uses.
 
         Called between turns. Returns the answers.
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from radixkv.errors import CheckpointError, InvalidRequest
 from radixkv.runtime.adapters.registry import AdapterRegistry
 from radixkv.wire import messages as wire
-from radixkv.wire.adapter_messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, ServedAdapter, UnloadAdapter
+from radixkv.wire.adapter_messages import AdapterLoaded, LoadAdapter, ServedAdapter, UnloadAdapter
 from support.cases import examples
 from support.fake_adapters import N_BYTES, FakeDeviceAdapters, FakeRead, fake_adapters
 from support.loop_frontend import Frontend, failed
@@ -36,43 +36,58 @@ class Adapters(RuleBasedStateMachine):
         self.device = self.adapters._device
         self.front = Frontend(adapters=self.adapters)
         self.device.launched = partial(launched, self.front)
-        self.named: dict[str, str] = {}
+        self.loads: dict[str, ServedAdapter] = {}
+        """The adapters that requests may have, by their loads."""
+        self.unnamed: set[str] = set()
+        """Of these loads, those that requests on their way may have."""
+        self.n_loads = 0
         self.running: dict[str, str] = {}
         """The digest of each request without a terminal message."""
         self.n_requests = 0
 
-    @rule(name=NAMES, path=st.sampled_from([*FOLDERS, "/nowhere"]), in_place=st.booleans())
-    def load(self, name: str, path: str, in_place: bool) -> None:
-        replies = self.front.loop.receive(LoadAdapter("load", name, path, in_place))
+    @property
+    def digests(self) -> set[str]:
+        return {adapter.digest for adapter in self.loads.values()}
+
+    @property
+    def names(self) -> set[str]:
+        return {adapter.name for load, adapter in self.loads.items() if load not in self.unnamed}
+
+    @rule(name=NAMES, path=st.sampled_from([*FOLDERS, "/nowhere"]), is_given_up=st.booleans())
+    def load(self, name: str, path: str, is_given_up: bool) -> None:
+        """A load may be given up while a thread reads."""
+        self.n_loads += 1
+        load = f"load {self.n_loads}"
+        replies = self.front.loop.receive(LoadAdapter(load, name, path))
+        is_refused = name not in self.names and len(self.names) == MAX_ADAPTERS
+        assert bool(replies) == is_refused
+        if is_given_up:
+            assert self.front.loop.receive(UnloadAdapter(load)) == []
         while not replies:
             self.front.loop.wait(1.0)
-            replies = [one for one in self.turn() if getattr(one, "id", None) == "load"]
+            replies = [one for one in self.turn() if getattr(one, "id", None) == load]
         (reply,) = replies
-        is_refused = (name in self.named and not in_place) or (
-            name not in self.named and len(self.named) == MAX_ADAPTERS
-        )
-        if is_refused or path not in FOLDERS:
+        if is_refused or is_given_up or path not in FOLDERS:
             assert isinstance(reply, wire.Failed)
-            assert reply.code == "invalid_request"
             return
-        assert reply == AdapterLoaded("load", ServedAdapter(name, path, FOLDERS[path]))
-        self.named[name] = FOLDERS[path]
+        assert reply == AdapterLoaded(load, ServedAdapter(name, path, FOLDERS[path]))
+        self.loads[load] = reply.adapter
 
-    @rule(name=NAMES)
-    def unload(self, name: str) -> None:
-        (reply,) = self.front.loop.receive(UnloadAdapter("unload", name))
-        if name in self.named:
-            assert reply == AdapterUnloaded("unload")
-            del self.named[name]
-        else:
-            assert isinstance(reply, wire.Failed)
+    @rule(number=st.integers(0, 3), is_released=st.booleans())
+    def unload(self, number: int, is_released: bool) -> None:
+        """Without its name a load can be released later, or again."""
+        for load in [*list(self.loads)[number : number + 1], "never loaded"]:
+            assert self.front.loop.receive(UnloadAdapter(load, is_released)) == []
+            self.unnamed.add(load)
+            if is_released:
+                self.loads.pop(load, None)
 
     @rule(digest=st.sampled_from(["", *FOLDERS.values()]), n_tokens=st.integers(1, 9))
     def request(self, digest: str, n_tokens: int) -> None:
         self.n_requests += 1
         request_id = f"r{self.n_requests}"
         self.front.submit(request_id, range(1, 14), adapter=digest, max_tokens=n_tokens, ignore_eos=True)
-        is_refused = digest != "" and digest not in self.named.values()
+        is_refused = digest != "" and digest not in self.digests
         assert (self.front.received[request_id].terminal is not None) == is_refused
         if not is_refused:
             self.running[request_id] = digest
@@ -89,7 +104,7 @@ class Adapters(RuleBasedStateMachine):
 
     def turn(self) -> list[wire.FromRuntime]:
         messages = self.front.loop.turn()
-        self.front.take([one for one in messages if getattr(one, "id", None) != "load"])
+        self.front.take([one for one in messages if not str(getattr(one, "id", "")).startswith("load ")])
         self.forget_ended()
         return messages
 
@@ -101,7 +116,7 @@ class Adapters(RuleBasedStateMachine):
     @invariant()
     def weights_are_there_as_long_as_they_are_used(self) -> None:
         assert not self.device.undecided, "memory of what was read and is not needed would never be free"
-        needed = {*self.named.values(), *self.running.values(), *launched(self.front)} - {""}
+        needed = {*self.digests, *self.running.values(), *launched(self.front)} - {""}
         assert needed <= self.device.sizes.keys()
         if self.device.sizes.keys() - needed:
             assert self.front.loop.has_work, "the next turn frees the others"
@@ -112,8 +127,8 @@ class Adapters(RuleBasedStateMachine):
                 break
             self.turn()
         assert not self.running
-        assert self.device.sizes == dict.fromkeys(self.named.values(), N_BYTES)
-        assert self.front.stats().adapters.n_adapters == len(self.named)
+        assert self.device.sizes == dict.fromkeys(self.digests, N_BYTES)
+        assert self.front.stats().adapters.n_adapters == len(self.names)
         self.adapters.close()
 
 
@@ -126,9 +141,10 @@ def test_a_turn_frees_what_is_not_used_any_more() -> None:
     sizes = front.loop.adapters._device.sizes
     front.submit("a", adapter="12ab", max_tokens=8)
     front.turn(2)
-    front.loop.receive(UnloadAdapter("u", "sql"))
+    front.loop.receive(UnloadAdapter("sql"))
     front.submit("b", adapter="12ab")
-    assert "unloaded or replaced meanwhile" in failed(front.received["b"]).text
+    refused = failed(front.received["b"])
+    assert (refused.code, "12ab" in refused.text) == ("model_not_found", False), "clients know no digests"
     front.turn()
     assert sizes == {"12ab": N_BYTES}
     front.run()
@@ -145,7 +161,7 @@ def test_a_launched_step_of_a_cancelled_request_is_computed_with_the_adapter() -
     front.turn(2)
     assert launched(front) == {"12ab"}
     front.cancel("a")
-    front.loop.receive(UnloadAdapter("u", "sql"))
+    front.loop.receive(UnloadAdapter("sql"))
     front.turn()
     front.run()
     assert device.sizes == {}
@@ -166,9 +182,8 @@ def test_steps_go_on_while_a_folder_is_read() -> None:
     assert front.loop.receive(LoadAdapter("1", "sql", "/sql")) == []
     begun.wait()
     for message, text in (
-        (LoadAdapter("2", "sql", "/law", in_place=True), "is being loaded"),
-        (LoadAdapter("3", "law", "/law"), "one more than max_cpu_loras 1"),
-        (UnloadAdapter("4", "sql"), "no adapter 'sql' is loaded"),
+        (LoadAdapter("1", "sql", "/law"), "there is a load '1' already"),
+        (LoadAdapter("2", "law", "/law"), "one more than max_cpu_loras 1"),
     ):
         (refused,) = front.loop.receive(message)
         assert text in refused.text
@@ -213,10 +228,10 @@ def test_what_no_turn_has_taken_is_discarded_at_the_end() -> None:
 
 def test_loops_without_adapters_refuse_them() -> None:
     front = Frontend()
-    for message in (LoadAdapter("1", "sql", "/sql"), UnloadAdapter("2", "sql")):
-        (refused,) = front.loop.receive(message)
-        assert (refused.id, refused.code) == (message.id, "unsupported_feature")
-        assert "enable_lora" in refused.text
+    (refused,) = front.loop.receive(LoadAdapter("1", "sql", "/sql"))
+    assert (refused.id, refused.code) == ("1", "unsupported_feature")
+    assert "enable_lora" in refused.text
+    assert front.loop.receive(UnloadAdapter("1")) == []
     assert front.stats().adapters is None
 
 
@@ -225,22 +240,59 @@ def test_one_adapter_too_many_is_refused_with_where_the_limit_is_from(is_default
     registry = AdapterRegistry([ServedAdapter("a", "/sql", "12ab")], 1, is_default=is_default)
     limit = "max_cpu_loras 1, the default on this device" if is_default else "max_cpu_loras 1"
     with pytest.raises(InvalidRequest, match=f"one more than {limit}; unload one of 'a', or start with a higher"):
-        registry.check("b", [], in_place=True)
-    registry.check("a", [], in_place=True)
+        registry.check("1", "b", [])
+    registry.check("1", "a", [])
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_names_of_equal_adapters_share_a_digest(in_place: bool) -> None:
-    registry = AdapterRegistry([ServedAdapter("a", "/sql", "12ab")], None)
-    registry.check("b", [], in_place=in_place)
-    assert not registry.add(ServedAdapter("b", "/copy", "12ab"))
-    registry.remove("a")
+def test_a_name_without_requests_to_come_counts_no_more() -> None:
+    registry = AdapterRegistry([ServedAdapter("a", "/sql", "12ab")], 1)
+    registry.unname("a")
+    registry.check("1", "b", [])
+    assert registry.has("12ab")
+    assert registry.names == ()
+
+
+def test_equal_adapters_have_one_copy_of_the_weights() -> None:
+    registry = AdapterRegistry([ServedAdapter("a", "/sql", "12ab")], 2)
+    assert not registry.add("1", ServedAdapter("b", "/copy", "12ab"))
+    registry.release("a")
     used = Counter[str]()
     assert registry.free(lambda digest: bool(used[digest])) == []
-    registry.remove("b")
+    registry.release("1")
     used["12ab"] += 1
     assert registry.free(lambda digest: bool(used[digest])) == []
     assert not registry.has("12ab")
-    assert not registry.add(ServedAdapter("c", "/sql", "12ab")), "its weights are still there"
+    assert not registry.add("2", ServedAdapter("c", "/sql", "12ab")), "its weights are still there"
     used.clear()
     assert registry.free(lambda digest: bool(used[digest])) == []
+
+
+def test_requests_may_have_an_adapter_until_it_is_released() -> None:
+    """Another one of its name is loaded before."""
+    front = Frontend(adapters=fake_adapters(ServedAdapter("sql", "/sql", "12ab"), folders=FOLDERS, max_adapters=1))
+    assert front.loop.receive(LoadAdapter("1", "sql", "/law")) == []
+    front.loop.wait(5.0)
+    assert front.loop.turn() == [AdapterLoaded("1", ServedAdapter("sql", "/law", "34cd"))]
+    front.loop.receive(UnloadAdapter("sql", is_released=False))
+    for digest in ("12ab", "34cd"):
+        assert front.serve(digest, adapter=digest).finish_reasons == {0: "length"}
+    front.loop.receive(UnloadAdapter("sql"))
+    front.turn()
+    assert front.loop.adapters._device.sizes == {"34cd": N_BYTES}
+
+
+def test_a_load_without_a_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may have no room for one more."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    front = Frontend(adapters=fake_adapters(folders=FOLDERS))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        (refused,) = front.loop.receive(LoadAdapter("1", "sql", "/sql"))
+    assert "cannot be loaded now: can't start new thread" in refused.text
+    assert not front.loop.has_work
+    assert front.loop.receive(LoadAdapter("1", "sql", "/sql")) == []
+    front.loop.wait(5.0)
+    assert front.loop.turn() == [AdapterLoaded("1", ServedAdapter("sql", "/sql", "12ab"))]

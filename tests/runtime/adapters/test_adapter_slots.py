@@ -152,7 +152,7 @@ def test_an_unloaded_adapter_gets_its_turn_for_requests_that_wait() -> None:
     front.submit("sql", adapter="12ab", max_tokens=10, ignore_eos=True)
     front.turn(3)
     front.submit("law", adapter="34cd", max_tokens=3, ignore_eos=True)
-    front.loop.receive(UnloadAdapter("u", "34cd"))
+    front.loop.receive(UnloadAdapter("34cd"))
     front.turn(2)
     assert "34cd" in front.adapters_device.sizes
     front.run()
@@ -260,6 +260,19 @@ def test_an_adapter_keeps_its_slot_for_a_turn() -> None:
     front.adapters.close()
 
 
+def test_a_copy_without_a_thread_loses_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    front = SlotFrontend(1)
+    front.submit("sql", adapter="12ab")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(DeviceLost, match="could not be copied: can't start new thread"):
+            front.turn()
+    front.adapters.close()
+
+
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error"), MemoryError("none"), ValueError("not finite")])
 def test_a_copy_that_fails_loses_the_device(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(self: FakeCopy) -> None:
@@ -345,9 +358,9 @@ class Slots(RuleBasedStateMachine):
     @rule(digest=st.sampled_from(DIGESTS))
     def reload(self, digest: str) -> None:
         """The files are unloaded, perhaps while requests use them, and soon loaded again."""
-        self.front.loop.receive(UnloadAdapter("unload", digest))
-        self.front.loop.receive(LoadAdapter("load", digest, digest))
-        while self.front.adapters._threads:
+        self.front.loop.receive(UnloadAdapter(digest))
+        self.front.loop.receive(LoadAdapter(digest, digest, digest))
+        while self.front.adapters._loading:
             self.front.loop.wait(10.0)
             self.front.turn()
 
@@ -365,7 +378,7 @@ class Slots(RuleBasedStateMachine):
         assert all(received.terminal is not None for received in self.front.received.values())
         assert self.front.stats().n_waiting == 0
         for digest in DIGESTS:
-            self.front.loop.receive(UnloadAdapter("unload", digest))
+            self.front.loop.receive(UnloadAdapter(digest))
         self.front.run()
         device = self.front.adapters_device
         assert not device.in_slots

@@ -34,7 +34,7 @@ def test_adapters_that_were_unloaded_do_not_keep_others_from_being_searched(n_un
     for number in range(n_unloaded + 1):
         loaded(front, str(number), f"/{number}")
         if number:
-            front.loop.receive(UnloadAdapter("u", str(number)))
+            front.loop.receive(UnloadAdapter(str(number)))
             front.turn()
     front.serve("a", PROMPT, adapter=folders["/0"])
     done = front.serve("b", PROMPT).terminal
@@ -49,7 +49,7 @@ def test_a_mark_is_never_another_adapters() -> None:
     front = Frontend(adapters=LoadableAdapters(device, marks=Marks()))
     assert isinstance(loaded(front, "judge", "/judge"), AdapterLoaded)
     front.serve("a", PROMPT, adapter=JUDGE)
-    front.loop.receive(UnloadAdapter("u", "judge"))
+    front.loop.receive(UnloadAdapter("judge"))
     front.turn()
     assert device.sizes == {}
     refused = loaded(front, "same", "/same")

@@ -83,7 +83,10 @@ class AdapterServer:
     def _begin(self, coming: _Coming, ticket: int, work: Callable[[], RankAdapterAnswer]) -> None:
         """Starts a thread that answers with what ``work`` returns, or why it failed."""
         self._coming[ticket] = coming
-        coming.thread = start_nice_thread(lambda: self._answer(ticket, work))
+        try:
+            coming.thread = start_nice_thread(lambda: self._answer(ticket, work))
+        except RuntimeError as error:  # Python's, where the system starts no more threads
+            self._send(RankAdapterAnswer(ticket, failure=f"{type(error).__name__}: {error}"))
 
     def _answer(self, ticket: int, work: Callable[[], RankAdapterAnswer]) -> None:
         try:
@@ -92,6 +95,9 @@ class AdapterServer:
             answer = RankAdapterAnswer(ticket, refusal=str(error))
         except Exception as error:  # rank 0 waits for the answer, whatever has failed
             answer = RankAdapterAnswer(ticket, failure=f"{type(error).__name__}: {error}")
+        self._send(answer)
+
+    def _send(self, answer: RankAdapterAnswer) -> None:
         with self._sending, suppress(OSError):  # rank 0 has ended
             self._answers.send(encode(answer))
 

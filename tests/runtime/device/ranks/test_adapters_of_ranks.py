@@ -127,6 +127,17 @@ def test_all_ranks_have_an_adapter_once_it_is_put(ranks: Ranks) -> None:
     assert not any(device.undecided for device in ranks.devices)
 
 
+def test_a_rank_without_a_thread_fails_the_load_alone(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Thread, "start", start)
+        with pytest.raises(DeviceError, match="rank 1: RuntimeError: can't start new thread"):
+            ranks.fan_out.read("sql", "/a")
+    ranks.fan_out.read("sql", "/a").put()
+
+
 @pytest.mark.parametrize(
     ("error", "expected", "text"),
     [
