@@ -84,6 +84,19 @@ def test_other_fields_of_documents_do_not_count_as_texts() -> None:
     assert len(parse_rerank(body, 100).texts) == 1100
 
 
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"])
+def test_a_megabyte_of_documents_is_read_on_each_route(server: LiveServer, path: str) -> None:
+    """The error of the last document says that all of them were read, and none was computed."""
+    first, second = ("text_1", "text_2") if path.endswith("score") else ("query", "documents")
+    documents = ["x" * 500] * 2047 + ["x" * 20_000]
+    reply = server.http.post(path, json={first: QUERY, second: documents})
+    assert reply.json()["error"]["message"].startswith(f"{second}[2047]: ")
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+    reply = server.http.post(path, json={first: QUERY, second: [*documents, "x"]})
+    assert reply.json()["error"]["param"] == second
+    assert "at most 2048" in reply.json()["error"]["message"]
+
+
 def test_a_response_in_the_form_of_cohere(server: LiveServer, expected: dict[str, list[float]]) -> None:
     """As Cohere documents its second API: results have an index and a score."""
     body = post(server, "/v2/rerank", model="small", query=QUERY, documents=DOCUMENTS, top_n=3)
