@@ -68,6 +68,7 @@ class EventLog:
                     events.append(self._kept(medium, change))
                     last = None
                     continue
+                digests: Sequence[int]
                 if isinstance(change, LostState):
                     digests, group = (change.digest,), GROUP_OF_STATES
                 else:
