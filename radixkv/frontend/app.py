@@ -46,7 +46,7 @@ from radixkv.frontend.http.request_ids import REQUEST_ID_HEADER, RequestIds
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
-from radixkv.settings.compat import Place, refusals
+from radixkv.settings.compat import Place, Refusal, refusals
 from radixkv.settings.config import Task
 from radixkv.settings.server_config import MetricsCompat
 from radixkv.version import __version__
@@ -54,7 +54,6 @@ from radixkv.version import __version__
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; nobody reads it."""
 
-_REFUSED_ROUTES = refusals(Place.ROUTE)
 ROUTES_OF_TASKS: Mapping[Task, Sequence[str]] = {
     "generate": ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"),
     "embed": ("/v1/embeddings",),
@@ -99,6 +98,7 @@ def build_app(
         access_check = Middleware(ApiKeyRequired, key=api_key, tenant_keys=tenant_keys)
     page_size = served_model.ready.page_size
     aliases = None if metrics_compat is None else MetricAliases(metrics_compat, served_model.name, page_size)
+    answered = f"this server answers {', '.join(ROUTES_OF_TASKS[served_model.task])}"
     app = DocumentedApp(
         body_reader,
         title="radixkv",
@@ -114,7 +114,7 @@ def build_app(
         exception_handlers={
             RequestError: _render_error,
             ContextLengthExceeded: partial(_render_too_long, served_model),
-            HTTPException: _render_http_exception,
+            HTTPException: partial(_render_http_exception, answered),
             ClientDisconnected: _render_nothing,
             Exception: _render_fault,
         },
@@ -147,8 +147,8 @@ def build_app(
             refuse = partial(_refuse_task, task, served_model.task)
             for path in paths:
                 app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
-    for path in _REFUSED_ROUTES:
-        app.add_api_route(path, _refuse_route, methods=["GET", "POST"], include_in_schema=False)
+    for path, refusal in refusals(Place.ROUTE, answered).items():
+        app.add_api_route(path, partial(_refuse_route, refusal), methods=["GET", "POST"], include_in_schema=False)
     return app
 
 
@@ -167,8 +167,8 @@ def _cors(origins: Sequence[str]) -> Middleware:
     )
 
 
-async def _refuse_route(request: Request) -> Response:
-    error = _REFUSED_ROUTES[request.url.path].error()
+async def _refuse_route(refusal: Refusal, request: Request) -> Response:
+    error = refusal.error()
     error.param = None  # a path is no field
     raise error
 
@@ -193,13 +193,10 @@ async def _render_too_long(served_model: ServedModel, request: Request, error: E
     return name_misspelt_fields(request, error_response(error, request.url.path))
 
 
-async def _render_http_exception(request: Request, error: Exception) -> Response:
+async def _render_http_exception(answered: str, request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return error_response(
-            RouteNotFound("there is no such path; OpenAI's begin with /v1, such as /v1/chat/completions"),
-            request.url.path,
-        )
+        return error_response(RouteNotFound(f"there is no such path; {answered}"), request.url.path)
     if error.status_code == 405:
         allowed = ", ".join(sorted((error.headers or {})["Allow"].split(", ")))
         not_allowed = MethodNotAllowed(f"this path does not take this method; use {allowed}")

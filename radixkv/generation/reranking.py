@@ -56,9 +56,12 @@ def text_pairs(
     """
     first = [queries] if isinstance(queries, str) else list(queries)
     second = [documents] if isinstance(documents, str) else list(documents)
-    if not second or len(first) not in (1, len(second)):
+    if not second:
+        raise InvalidRequest(f"{fields[1]} has no texts; give one or more", param=fields[1])
+    if len(first) not in (1, len(second)):
         raise InvalidRequest(
-            f"{len(first)} {fields[0]} for {len(second)} {fields[1]}; give one, or one for each of one or more",
+            f"{fields[0]} has {len(first)} texts and {fields[1]} has {len(second)}; give one {fields[0]}, or as "
+            f"many as {fields[1]}",
             param=fields[0],
         )
     return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))

@@ -1,13 +1,13 @@
-"""Log of the changes of a tree's computed pages, for events."""
+"""Log of the changes of a tree's computed pages and states, for events."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from radixkv.tree.digest import digest_at
-from radixkv.tree.node import Namespace, Node
+from radixkv.tree.node import Namespace, Node, State
 
 
 class StoredPages(msgspec.Struct, frozen=True, gc=False):
@@ -28,11 +28,26 @@ class RemovedPages(msgspec.Struct, frozen=True, gc=False):
     digests: Sequence[int]
 
 
-Change = StoredPages | RemovedPages
+class KeptState(msgspec.Struct, frozen=True, gc=False):
+    """Prompts can go on from a state after a page."""
+
+    page: StoredPages
+    """The page at whose end the state is."""
+
+
+class LostState(msgspec.Struct, frozen=True, gc=False):
+    """A state that was kept is there no more; its page may stay."""
+
+    digest: int
+    """Of the page at whose end it was."""
+
+
+Change = StoredPages | RemovedPages | KeptState | LostState
 
 
 class ChangeLog:
-    """Records which computed pages enter and leave a tree, in order. A page enters after the page before it.
+    """Records which computed pages and states enter and leave a tree, in order. A page enters after the page before
+    it.
 
     Args:
         page_bytes: bytes of one page's tokens.
@@ -46,6 +61,8 @@ class ChangeLog:
         """Pages that were stored and not removed since."""
         self._page_bytes = page_bytes
         self._changes: list[Change] = []
+        self._kept: dict[State, KeptState] = {}
+        """The states that were kept and not lost since."""
 
     def add_stored(self, node: Node, first: int, last: int) -> None:
         """Records that the pages ``first`` to ``last - 1`` of a reachable node are computed now. O(pages)."""
@@ -58,6 +75,24 @@ class ChangeLog:
             assert node.digests is not None, "its pages were stored"
             self.n_pages -= last - first
             self._changes.append(RemovedPages(node.digests[first:last]))
+
+    def add_kept(self, state: State) -> None:
+        """Records that a state at a reachable node is computed now, if changes are recorded. O(pages without a
+        digest before it)."""
+        if self.is_on:
+            assert state.node is not None, "it is in the tree"
+            n_pages = len(state.node.pages)
+            self._kept[state] = KeptState(self.stored_pages(state.node, n_pages - 1, n_pages))
+            self._changes.append(self._kept[state])
+
+    def add_lost(self, state: State) -> None:
+        """Records that a state leaves the tree, if it was kept. O(1)."""
+        if (kept := self._kept.pop(state, None)) is not None:
+            self._changes.append(LostState(kept.page.digests[0]))
+
+    def kept_states(self) -> Iterator[KeptState]:
+        """Yields the states that prompts can go on from now."""
+        yield from self._kept.values()
 
     def take(self) -> list[Change]:
         """Returns the changes since the last call. O(1)."""

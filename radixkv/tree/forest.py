@@ -293,6 +293,7 @@ class Forest:
         """Takes the state of a node out of the tree. O(1)."""
         assert node.state is not None, "only a node with a state can lose it"
         self.left_states.append(node.state)
+        self.changes.add_lost(node.state)
         node.state.node = None
         node.state = None
 

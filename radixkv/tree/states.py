@@ -328,6 +328,7 @@ class NodeStates:
         self._by_use[state] = None
         self.version += 1
         self._forest.version += 1
+        self._forest.changes.add_kept(state)
 
     def _find(self, lease: Lease, n_tokens: int) -> tuple[Node, int]:
         """Returns the node of a lease's path with a position, and the bytes of it that lie beyond. O(edges)."""

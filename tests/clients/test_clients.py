@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from radixkv.checkpoints.embedded import embedded_folder
+from support.checkpoints import save_checkpoint
 from support.client_scripts import KEY, run_scripts
 from support.live import LiveServer, serving
+from support.small_tokenizers import with_yes_and_no
 
 FOLDER = Path(__file__).parent
 NAME = ("--served-model-name", "embedded")
@@ -89,3 +91,19 @@ def test_embeddings_of_a_client(sensitive: Path, packages: str, tmp_path: Path) 
     with serving(sensitive, tmp_path / "errors", *NAME, "--task", "embed", key=KEY) as server:
         scripts = [FOLDER / "embeddings_by_openai.py"]
         run_scripts(server, sensitive, packages, scripts, tmp_path, canary=canary_of_embeddings)
+
+
+def canary_of_scores(server: LiveServer) -> object:
+    return server.http.post("/v1/score", json={"text_1": "a", "text_2": "b"}).json()["data"]
+
+
+@pytest.mark.nightly
+def test_reranking_of_a_client(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    folder = tmp_path_factory.mktemp("reranker")
+    tokenizer = with_yes_and_no()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    save_checkpoint(folder, model_type="qwen3", vocab_size=tokenizer.get_vocab_size())
+    flags = ("--task", "score", "--max-model-len", "1024", "--max-total-tokens", "8192")
+    with serving(folder, tmp_path / "errors", *NAME, *flags, key=KEY) as server:
+        scripts = [FOLDER / "rerank_by_cohere.py"]
+        run_scripts(server, folder, "cohere-7", scripts, tmp_path, canary=canary_of_scores)

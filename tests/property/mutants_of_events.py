@@ -11,6 +11,7 @@ from radixkv.runtime.events.log import EventLog
 from radixkv.runtime.tiers.storage_changes import StorageChanges
 from radixkv.tree.changes import ChangeLog
 from radixkv.tree.forest import Forest
+from radixkv.tree.states import NodeStates
 
 Patch = pytest.MonkeyPatch
 
@@ -54,6 +55,34 @@ def leave_a_run_out_of_the_snapshot(patch: Patch) -> None:
     patch.setattr(EventLog, "snapshot", lambda self: iter(list(snapshot(self))[:-1]))
 
 
+def keep_a_state_that_has_left(patch: Patch) -> None:
+    patch.setattr(ChangeLog, "add_lost", lambda self, state: None)
+
+
+def forget_a_state_that_was_copied(patch: Patch) -> None:
+    attach = NodeStates.attach
+
+    def mutant(self: NodeStates, lease: Any, n_tokens: int, slot: int, **settings: Any) -> Any:
+        log = self._forest.changes
+        was_on, log.is_on = log.is_on, False
+        try:
+            return attach(self, lease, n_tokens, slot, **settings)
+        finally:
+            log.is_on = was_on
+
+    patch.setattr(NodeStates, "attach", mutant)
+
+
+def leave_a_state_out_of_the_snapshot(patch: Patch) -> None:
+    kept = ChangeLog.kept_states
+    patch.setattr(ChangeLog, "kept_states", lambda self: iter(list(kept(self))[:-1]))
+
+
+OF_EVENTS_OF_STATES: tuple[Callable[[Patch], None], ...] = (
+    keep_a_state_that_has_left,
+    forget_a_state_that_was_copied,
+    leave_a_state_out_of_the_snapshot,
+)
 OF_EVENTS: tuple[Callable[[Patch], None], ...] = (
     announce_what_is_scheduled,
     keep_what_is_evicted,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine
 from mutants_of_beams import OF_BEAMS
 from mutants_of_drafts import OF_DRAFTS
-from mutants_of_events import OF_EVENTS
+from mutants_of_events import OF_EVENTS, OF_EVENTS_OF_STATES
 from mutants_of_grammars import OF_GRAMMARS
 from mutants_of_paged_eviction import OF_PAGED_EVICTION
 from mutants_of_pages import OF_PAGES
@@ -43,6 +43,7 @@ from support.engine_machine import (
 from support.histories import FIRST_FAILURE, run_histories
 from support.loop_machine import LoopMachine
 from support.publishing_machine import PublishingMachine
+from support.state_events_machines import StateEventsMachine
 
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch], None]
@@ -63,6 +64,7 @@ OTHERS = (
     + OF_TIERS
     + OF_DISK
     + OF_EVENTS
+    + OF_EVENTS_OF_STATES
 )
 N_HISTORIES = 3000
 """The mutants that are hardest to find show in one of some 300."""
@@ -181,3 +183,9 @@ def test_a_mutant_of_the_disk_tier_is_found(mutant: Mutant, monkeypatch: Patch) 
 @pytest.mark.parametrize("mutant", OF_EVENTS, ids=lambda mutant: mutant.__name__)
 def test_a_mutant_of_the_events_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     check_that_it_is_found(mutant, monkeypatch, PublishingMachine)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", OF_EVENTS_OF_STATES, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_of_the_events_of_states_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
+    check_that_it_is_found(mutant, monkeypatch, StateEventsMachine)

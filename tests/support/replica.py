@@ -26,6 +26,8 @@ class BlockStored(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     lora_name: str | None
     extra_keys: list[tuple[Any, ...] | None] | None = None
     group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -52,16 +54,24 @@ Block = tuple[int | None, tuple[int, ...]]
 
 @dataclass
 class Replica:
-    """The blocks of each medium, by hash. Refuses events that do not fit what it knows."""
+    """The blocks of each medium, by hash, and those with a state at their ends.
+
+    It refuses events that do not fit what it knows."""
 
     blocks: dict[str, dict[int, Block]] = field(default_factory=lambda: {"GPU": {}, "CPU": {}, "STORAGE": {}})
+    states: dict[str, set[int]] = field(default_factory=lambda: {"GPU": set(), "CPU": set(), "STORAGE": set()})
 
     def apply(self, batch: bytes) -> None:
         for event in decode(batch).events:
             match event:
                 case AllBlocksCleared():
-                    for blocks in self.blocks.values():
+                    for blocks in (*self.blocks.values(), *self.states.values()):
                         blocks.clear()
+                case BlockRemoved(block_hashes=hashes, medium=str(medium), group_idx=1):
+                    for block_hash in hashes:
+                        self.states[medium].remove(block_hash)
+                case BlockStored(medium=str(medium), group_idx=1):
+                    self._keep(medium, event)
                 case BlockRemoved(block_hashes=hashes, medium=str(medium)):
                     for block_hash in hashes:
                         del self.blocks[medium][block_hash]
@@ -69,6 +79,29 @@ class Replica:
                     self._store(self.blocks[medium], event)
                 case _:
                     raise AssertionError(f"an event without a medium: {event}")
+
+    def n_usable(self, medium: str, hashes: list[int]) -> int:
+        """Returns how many pages of a prompt a request can go on from, where the model needs a state for that.
+
+        Args:
+            medium: where they are.
+            hashes: of the prompt's whole pages, without its last token, which is always computed.
+        """
+        n_usable = 0
+        for n_pages, block_hash in enumerate(hashes, 1):
+            if block_hash not in self.blocks[medium]:
+                break
+            if block_hash in self.states[medium]:
+                n_usable = n_pages
+        return n_usable
+
+    def _keep(self, medium: str, event: BlockStored) -> None:
+        (block_hash,) = event.block_hashes
+        assert event.kv_cache_spec_kind in ("mamba", "sliding_window")
+        assert (event.kv_cache_spec_sliding_window is None) == (event.kv_cache_spec_kind == "mamba")
+        assert self.blocks[medium][block_hash] == (event.parent_block_hash, tuple(event.token_ids))
+        assert block_hash not in self.states[medium], "kept twice"
+        self.states[medium].add(block_hash)
 
     def _store(self, blocks: dict[int, Block], event: BlockStored) -> None:
         size, parent = event.block_size, event.parent_block_hash

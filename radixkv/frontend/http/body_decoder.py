@@ -202,6 +202,10 @@ def check_prompts(field: str, max_prompts: int) -> SizeCheck:
     return check
 
 
+def any_size(raw: bytes, max_prompt_tokens: int) -> None:
+    """The check of a field that may be as long as the body: its values are counted once it is decoded. O(1)."""
+
+
 check_prompt = check_prompts("prompt", MAX_PROMPTS)
 """The check of the prompts of a generation."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,14 @@ def argument_types(parameters: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def argument_value(text: str, types: tuple[str, ...]) -> Any:
-    """Returns the value that a text stands for: of the first type that it fits, else the text itself."""
+    """Returns the value that a text stands for: of the first type that it fits, else the text itself.
+
+    As in vLLM's parser, lists and objects may be written as Python writes them, and ``null`` is null also for a
+    schema that does not allow it, unless its first type is a text.
+    """
+    is_null = text.strip().lower() in ("null", "none")
+    if is_null and types and next((one for one in types if one != "null"), "null") != "string":
+        return None
     for kind in types:
         if kind != "string" and (value := _value(text, kind)) is not _UNFIT:
             return value
@@ -76,16 +84,27 @@ def _value(text: str, kind: str) -> object:
         match kind:
             case "boolean" if word.lower() in ("true", "1", "false", "0"):
                 return word.lower() in ("true", "1")
-            case "null" if word in ("null", "None"):
+            case "null" if word.lower() in ("null", "none"):
                 return None
             case "integer" | "number":
                 return _number(word, kind)
             case "array" | "object":
-                found = json.loads(text)
+                found = _container(word)
                 return found if type(found) is (list if kind == "array" else dict) else _UNFIT
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, SyntaxError, TypeError, MemoryError):  # some of them of ``literal_eval``
         pass
     return _UNFIT
+
+
+def _container(text: str) -> object:
+    """Returns the value of JSON, or of a literal of Python that JSON has, also as a text in JSON."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = ast.literal_eval(text)
+    if isinstance(found, str):
+        found = ast.literal_eval(found)
+    return json.loads(json.dumps(found, allow_nan=False))
 
 
 def _number(word: str, kind: str) -> object:

@@ -83,6 +83,14 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     model.add_argument(
         "--host-memory", type=byte_size, metavar="SIZE", help="size of a host tier for KV (default: none)"
     )
+    model.add_argument(
+        "--state-memory",
+        "--state-memory-bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="memory for the states of recurrent layers that the prefix cache keeps (default: a fifth of what the "
+        "weights leave)",
+    )
     model.add_argument("--quantization", "-q", metavar="FORMAT", help="fp8 counts weights rounded to FP8")
     model.add_argument(
         "--max-model-len",
@@ -189,6 +197,11 @@ def run(args: argparse.Namespace) -> int:
         utilization = config.cache.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
         free_bytes = Gpu(args.gpu_memory, utilization, args.workspace).usable_bytes - size.weight_bytes
         room = StateRoom(size.state_bytes, max(0, free_bytes))
+    elif args.state_memory is not None:
+        raise ConfigError(
+            f"--state-memory is {args.state_memory} bytes, and {checkpoint.folder.name} has no recurrent layers; "
+            "leave it out"
+        )
     resolved = with_defaults(config, "cuda", limit, has_states=room is not None, room=room)
     settings = resolved.device_settings
     if settings.max_model_len > limit:
@@ -301,6 +314,7 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
                 page_size=args.page_size,
                 gpu_memory_utilization=args.gpu_memory_utilization,
                 host_memory_bytes=args.host_memory,
+                state_memory_bytes=args.state_memory,
                 kv_eviction=args.kv_eviction,
                 kv_budget=args.kv_budget,
             ),

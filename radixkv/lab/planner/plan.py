@@ -157,6 +157,9 @@ class SchemePlan(msgspec.Struct, frozen=True):
     """Requests that can all be at their end at once."""
     longest_context: int
     """Prompt and answer together, if as many rows run as were asked for, with the same answer and shared prefix."""
+    reason: Literal["windowed", "states"] | None = None
+    """Why ``n_rows`` is not the pool's pages by those of a row: layers with windows have pages of their own, or no
+    more rows have states."""
 
 
 class WindowPlan(msgspec.Struct, frozen=True):
@@ -173,8 +176,12 @@ class WindowPlan(msgspec.Struct, frozen=True):
     """Pages of the other layers that a row takes at its end."""
     n_window_pages_a_row: int
     """Window pages that it takes."""
+    n_shared_pages: int
+    """Pages of the other layers that all rows have in common."""
     n_rows: int
-    """Requests that can all be at their end at once, none of which shares pages."""
+    """Requests that can all be at their end at once, with the shared prefix held once."""
+    longest_context: int
+    """See ``SchemePlan``."""
 
 
 class BudgetPlan(msgspec.Struct, frozen=True):
@@ -257,6 +264,10 @@ def plan_pool(
         gpu_memory_utilization=gpu.utilization,
     )
     n_pages = plan_pages(page, memory, settings)
+    windows = None
+    if host_bytes is None or size.n_ranks == 1:  # a server keeps all pages where ranks share a host tier
+        windows = _windows(page, size.config, n_pages, request, max_model_len, n_rows)
+    schemes = _schemes(n_pages, page_size, request, max_model_len, n_rows)
     return PoolPlan(
         kv_cache_dtype=kv_cache_dtype,
         value_bytes=page.dtype.itemsize,
@@ -266,13 +277,26 @@ def plan_pool(
         n_pages=n_pages,
         n_tokens=n_pages * page_size,
         n_host_slots=None if host_bytes is None else _count_host_slots(host_bytes, size, page, n_pages, states),
-        schemes=_schemes(n_pages, page_size, request, max_model_len, n_rows),
-        # As the server, which keeps all pages of layers with windows where ranks share a host tier.
-        windows=None
-        if host_bytes is not None and size.n_ranks > 1
-        else _windows(page, size.config, n_pages, request, max_model_len),
+        schemes=tuple(_with_states(_with_windows(scheme, windows), states) for scheme in schemes),
+        windows=windows,
         budget=None if kv_budget is None else _with_budget(kv_budget, n_pages, page_size, request),
     )
+
+
+def _with_windows(scheme: SchemePlan, windows: WindowPlan | None) -> SchemePlan:
+    """Returns what a server makes of the pool where it has window pages: the other schemes have none."""
+    if windows is None or scheme.scheme != "radix":
+        return scheme
+    return msgspec.structs.replace(
+        scheme, n_rows=windows.n_rows, longest_context=windows.longest_context, reason="windowed"
+    )
+
+
+def _with_states(scheme: SchemePlan, states: StatePlan) -> SchemePlan:
+    """Returns the scheme with no more rows than have states, whatever the pool holds."""
+    if not states.n_rows or scheme.n_rows <= states.n_rows:
+        return scheme
+    return msgspec.structs.replace(scheme, n_rows=states.n_rows, reason="states")
 
 
 def _with_budget(kv_budget: int, n_pages: int, page_size: int, request: RequestShape) -> BudgetPlan:
@@ -298,7 +322,7 @@ def check_budget(size: ModelSize, max_model_len: int) -> None:
 
 
 def _windows(
-    page: PageLayout, config: DecoderConfig, n_pages: int, request: RequestShape, max_model_len: int
+    page: PageLayout, config: DecoderConfig, n_pages: int, request: RequestShape, max_model_len: int, n_rows: int
 ) -> WindowPlan | None:
     windows = config.windows_within(max_model_len)
     if not are_mixed(windows) or not config.has_one_shape_of_each_kind(max_model_len):
@@ -307,20 +331,25 @@ def _windows(
     shape = slab_shape(page, windows, n_pages, max_row_tokens=n_tokens, max_model_len=max_model_len)
     if shape is None:
         return None
-    n_row = -(-request.stored // page.page_size)
-    n_windows = min(n_row, max_window_pages(shape.window, 1, page.page_size))
-    n_slabs = shape.n_slabs + shape.n_window_slabs
-    # A row's pages and window pages, in slabs; those for windows only are of use to the first rows.
-    n_rows = shape.pages_per_slab * n_slabs // (n_row + shape.pages_per_slab * n_windows)
-    n_rows = min(n_rows, shape.n_pages // n_row)
+    n_row, n_shared = -(-request.stored // page.page_size), request.leased // page.page_size
+    most_windows = max_window_pages(shape.window, 1, page.page_size)
+    n_windows, n_own = min(n_row, most_windows), n_row - n_shared
+    n_slabs, n_each = shape.n_slabs + shape.n_window_slabs, shape.pages_per_slab
+    # A row's pages and window pages, as pages; slabs for windows only are of use to the first rows.
+    n_fitting = (n_each * n_slabs - n_shared) // (n_own + n_each * n_windows)
+    n_left, n_most = (n_each * n_slabs - n_shared) // n_rows, (shape.n_pages - n_shared) // n_rows
+    n_longest = min(n_most, max(n_left - n_each * most_windows, min(n_left // (1 + n_each), most_windows)))
+    longest = (n_longest + n_shared) * page.page_size + 1 if n_longest > 0 else 0
     return WindowPlan(
         window=shape.window,
         n_layers=shape.n_window_layers,
-        pages_per_slab=shape.pages_per_slab,
+        pages_per_slab=n_each,
         n_slabs=n_slabs,
         n_pages_a_row=n_row,
         n_window_pages_a_row=n_windows,
-        n_rows=n_rows,
+        n_shared_pages=n_shared,
+        n_rows=max(0, min(n_fitting, (shape.n_pages - n_shared) // n_own)),
+        longest_context=min(max_model_len, longest),
     )
 
 

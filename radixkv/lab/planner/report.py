@@ -143,10 +143,12 @@ def _host_line(pool: PoolPlan, page_size: int, request: RequestShape) -> str:
 
 
 def _window_line(windows: WindowPlan) -> str:
-    a_row = f"{windows.n_pages_a_row:,} / {windows.pages_per_slab} + {windows.n_window_pages_a_row:,}"
+    n_each, n_shared = windows.pages_per_slab, windows.n_shared_pages
+    a_row = f"{windows.n_pages_a_row - n_shared:,} / {n_each} + {windows.n_window_pages_a_row:,}"
+    slabs = f"({windows.n_slabs:,} slabs - {n_shared:,} / {n_each})" if n_shared else f"{windows.n_slabs:,} slabs"
     return (
         f"  windows  {windows.n_layers} layers with windows of {windows.window:,} tokens with pages of their own: "
-        f"{windows.n_slabs:,} slabs / ({a_row}) = {plural(windows.n_rows, 'row')} at once, no prefix shared"
+        f"{slabs} / ({a_row}) = {plural(windows.n_rows, 'row')} at once"
     )
 
 
@@ -183,13 +185,18 @@ def _cells(
             shared = shared_pages
             taken = f"{row_pages:,} - {shared_pages:,} = {plural(row_pages - shared_pages, 'page')}"
             longest = f"(({pool.n_pages:,} - {shared:,}) / {n_rows} + {shared:,}) x {page_size} + 1"
+    limit = ", the maximum" if scheme.longest_context == max_model_len else ""
+    if scheme.reason == "windowed":
+        return scheme.scheme, taken, f"{scheme.n_rows:,}, windowed", f"{scheme.longest_context:,}{limit}"
     per_row = scheme.tokens_per_row // (page_size if n_units == pool.n_pages else 1)
     units = f"({n_units:,} - {shared:,})" if shared else f"{n_units:,}"
-    limit = ", the maximum" if scheme.longest_context == max_model_len else ""
+    rows = f"{units} / {per_row:,} = {scheme.n_rows:,}"
+    if scheme.reason == "states":
+        rows = f"{scheme.n_rows:,}, limited by states"
     return (
         scheme.scheme,
         taken,
-        f"{units} / {per_row:,} = {scheme.n_rows:,}",
+        rows,
         f"{longest} = {scheme.longest_context:,}" if not limit else f"{scheme.longest_context:,}{limit}",
     )
 

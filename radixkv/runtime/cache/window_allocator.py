@@ -20,6 +20,9 @@ class WindowAllocator(Protocol):
     hold the window pages before a position. See docs/decisions/0069-window-pages.md.
     """
 
+    window: int | None
+    """Positions that a token attends to in the layers with windows; None without window pages."""
+
     @property
     def n_pages_evictable(self) -> int:
         """How many pages of layers without windows would be free without tails."""
@@ -135,6 +138,8 @@ class WindowAllocator(Protocol):
 class NoWindowPages(WindowAllocator):
     """Stands where all layers have K and V in all pages: window tables stay empty, and nothing is lost. O(1) each,
     but ``free_pages``, which is O(pages)."""
+
+    window = None
 
     @property
     def n_pages_evictable(self) -> int:

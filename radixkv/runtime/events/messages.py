@@ -15,8 +15,14 @@ Medium = Literal["GPU", "CPU", "STORAGE"]
 """The tier: the device (also if that is a CPU), the host tier, the disk tier."""
 
 
-class BlockStored(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A tier has consecutive pages now."""
+GROUP_OF_STATES = 1
+"""``group_idx`` of events of states. Those of pages have none, which is the group of full attention."""
+StateKind = Literal["mamba", "sliding_window"]
+"""vLLM's word for what a state is: of recurrent layers, or the KV of a window."""
+
+
+class BlockStored(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True):
+    """A tier has consecutive pages now, or a state at the end of one page."""
 
     block_hashes: list[int]
     """Unsigned 64-bit hash of each page."""
@@ -27,17 +33,25 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, gc=False):
     block_size: int
     """Tokens per page."""
     medium: Medium
-    lora_id: None = None
+    lora_id: None
     """Always there: vLLM's subscribers require it, as ``lora_name``."""
-    lora_name: str | None = None
+    lora_name: str | None
     """Name of the adapter with which they were computed; None: without one."""
+    group_idx: int | None = None
+    """``GROUP_OF_STATES`` for a state; None for pages."""
+    kv_cache_spec_kind: StateKind | None = None
+    """What the state is; None for pages."""
+    kv_cache_spec_sliding_window: int | None = None
+    """Positions of the window; None unless the state is one's KV."""
 
 
-class BlockRemoved(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A tier has lost pages."""
+class BlockRemoved(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True):
+    """A tier has lost pages, or states at the ends of pages."""
 
     block_hashes: list[int]
     medium: Medium
+    group_idx: int | None = None
+    """``GROUP_OF_STATES`` for states; None for pages."""
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True, gc=False):

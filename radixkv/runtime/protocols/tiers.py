@@ -9,7 +9,7 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.protocols.returns import NeededPrompt
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.tree.changes import Change, StoredPages
+from radixkv.tree.changes import Change, KeptState, StoredPages
 from radixkv.tree.node import Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
@@ -78,6 +78,8 @@ class TierChanges(NamedTuple):
     changes: ChangeSource
     stored_pages: Callable[[], Iterable[StoredPages]]
     """Yields all pages, each after the pages before it."""
+    kept_states: Callable[[], Iterable[KeptState]] = tuple
+    """Yields all states that prompts can go on from, as far as the tier tells them."""
 
 
 class ChangeSource(Protocol):

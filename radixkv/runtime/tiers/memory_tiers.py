@@ -422,7 +422,8 @@ class MemoryTiers(Tiers):
     def changes(self) -> list[TierChanges]:
         """Begins to record the changes of host tier and disk tier; returns their sources. O(1)."""
         host, disk = self._host_tier.host, self._host_tier.disk
-        tiers = [TierChanges("CPU", host.tree.record_changes(), host.tree.computed_pages)]
+        changes = host.tree.record_changes()
+        tiers = [TierChanges("CPU", changes, host.tree.computed_pages, changes.kept_states)]
         if disk is not None:
             disk.changes.is_on = True
             tiers.append(TierChanges("STORAGE", disk.changes, disk.changes.stored_pages))

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.settings.compat.table import EMPTY_OBJECT_ASKS, REFUSED, Place
 
-_MAIN_ROUTES = ("/v1/chat/completions", "/v1/completions", "/generate")
-
 
 @dataclass(frozen=True)
 class Refusal:
@@ -46,9 +44,13 @@ class Refusal:
         return self.kind(f"{name or self.name}{shown} {self.reason}", param=self.name)
 
 
-def refusals(place: Place) -> dict[str, Refusal]:
-    """Returns the refusals of a place by name."""
-    default = "leave it out" if place is not Place.ROUTE else f"this server answers {', '.join(_MAIN_ROUTES)}"
+def refusals(place: Place, default: str = "leave it out") -> dict[str, Refusal]:
+    """Returns the refusals of a place by name.
+
+    Args:
+        place: where the names are given.
+        default: what to do about names for which the table does not say it.
+    """
     found: dict[str, Refusal] = {}
     for refused in REFUSED:
         why = f": {refused.reason}" if refused.reason else " in this release"

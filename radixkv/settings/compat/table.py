@@ -323,6 +323,26 @@ REFUSED = (
     Refused("texts have no types", {Place.EMBEDDINGS: "input_type task"}, "write what the model expects in input"),
     Refused("", {Place.RERANK: "queries data_1"}, "use query, or text_1"),
     Refused(
+        "values are float32",
+        {
+            Place.EMBEDDINGS: 'embedding_type="float" embedding_types=["float"]|"float" output_dtype="float" '
+            'embed_dtype="float32" endianness="native"|"little"'
+        },
+        "use encoding_format for base64, or leave it out",
+        same_as="encoding_format",
+    ),
+    Refused("", {Place.EMBEDDINGS: "output_dimension"}, "use dimensions", same_as="dimensions"),
+    Refused(
+        "a vector has the length that the checkpoint gives it",
+        {Place.EMBEDDINGS: "normalize=true normalized=true normalize_embeddings=true use_activation=true"},
+    ),
+    Refused("each text is computed alone", {Place.EMBEDDINGS: "late_chunking=false"}),
+    Refused(
+        "a score is the probability of yes",
+        {Place.RERANK: "use_activation=true activation=true softmax=true raw_scores=false"},
+    ),
+    Refused("a server has one task", {Place.RERANK: "return_embeddings=false"}, "use --task embed for embeddings"),
+    Refused(
         "each request stands alone, and the cache finds the common prefix",
         {BODIES: "session_params"},
         "send the whole conversation",

@@ -26,7 +26,7 @@ from radixkv.settings.server_config import ServerConfig
 from radixkv.wire.cache_messages import TierOutline, TreeNode
 from support.live import wait_for
 from support.running_site import running_site, site_fixture
-from support.scripted_runtime import DISK, DRAFTS, HOST, PAUSES, STATES, ScriptedLoop, Site
+from support.scripted_runtime import DISK, DRAFTS, HOST, PAUSES, STATES, WINDOWS, ScriptedLoop, Site
 
 KEY = "the-key"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -95,6 +95,15 @@ def test_states_are_counted_where_there_are_any(served_model: ServedModel, tmp_p
         shown = site.http.get("/cache/tree").json()
     assert shown["tiers"]["device"]["states"] == {"capacity": 20, "free": 4}
     assert (shown["totals"]["state_hits"], shown["totals"]["states_evicted"]) == (33, 24)
+
+
+def test_tails_are_counted_where_there_are_window_pages(served_model: ServedModel, tmp_path: Path) -> None:
+    with running_site(replace(served_model, ready=ScriptedLoop().ready), tmp_path) as site:
+        assert "tail_hits" not in site.http.get("/cache/tree").json()["totals"]
+        site.loop.windows = WINDOWS
+        time.sleep(INTERVAL_S)
+        totals = site.http.get("/cache/tree").json()["totals"]
+    assert (totals["tail_hits"], totals["tails_evicted"]) == (WINDOWS.hits_total, WINDOWS.evicted_total)
 
 
 def test_pauses_are_shown_where_they_are_learnt(served_model: ServedModel, tmp_path: Path) -> None:

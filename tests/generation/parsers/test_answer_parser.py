@@ -160,6 +160,12 @@ OTHERS: dict[str, tuple[str, str, list[Any]]] = {
         "</function>\n</tool_call>\n",
         ["Sure.", ("search", '{"count": 3, "exact": true, "tags": ["a", "b"], "note": "12 <b>\\n\\"é\\""}')],
     ),
+    "qwen coder with null, and a list as Python writes it": (
+        "qwen3_coder",
+        "<function=search>\n<parameter=count>\nnull\n</parameter>\n<parameter=tags>\n['a', 'b']\n</parameter>\n"
+        "<parameter=note>\nnull\n</parameter>\n</function>",
+        [("search", '{"count": null, "tags": ["a", "b"], "note": "null"}')],
+    ),
     "qwen coder without arguments or outer tag": (
         "qwen3_coder",
         "<function=now>\n</function>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",

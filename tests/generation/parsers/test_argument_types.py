@@ -39,6 +39,28 @@ DEFINITIONS = {
         ({"type": "array"}, "[1, ", "[1, "),
         ({"type": "array"}, "{}", "{}"),
         ({"type": "array"}, "[" * 100_000, "[" * 100_000),
+        ({"type": "integer"}, "null", None),
+        ({"type": "number"}, "None", None),
+        ({"type": "array"}, " NULL\n", None),
+        ({"anyOf": [{"type": "null"}, {"type": "object"}]}, "none", None),
+        ({"type": ["integer", "string"]}, "null", None),
+        ({"type": ["string", "integer"]}, "null", "null"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": ["string", "null"]}, "NULL", None),
+        ({"type": "array"}, "['a', 'b']", ["a", "b"]),
+        ({"type": "array"}, "\n('a', None, True)\n", ["a", None, True]),
+        ({"type": "array"}, "\"['a']\"", ["a"]),
+        ({"type": "object"}, "{'a': [1, {'b': 2.5}]}", {"a": [1, {"b": 2.5}]}),
+        ({"type": "object"}, "{1: 2}", {"1": 2}),
+        ({"type": ["object", "array"]}, "['a']", ["a"]),
+        ({"type": "object"}, "['a']", "['a']"),
+        ({"type": "array"}, "{'a'}", "{'a'}"),
+        ({"type": "array"}, "[b'a']", "[b'a']"),
+        ({"type": "array"}, "[1e999]", "[1e999]"),
+        ({"type": "array"}, "[f()]", "[f()]"),
+        ({"type": "array"}, "['a'", "['a'"),
+        ({"type": "object"}, "{(1, 2): 3}", "{(1, 2): 3}"),
+        ({"type": "array"}, "['a', " + "[" * 100_000, "['a', " + "[" * 100_000),
         ({"type": "number"}, "NaN", "NaN"),
         ({"type": "integer"}, "2.5", "2.5"),
         ({"type": {"a": 1}, "anyOf": 3, "enum": 4}, "3", "3"),
@@ -76,5 +98,8 @@ def test_values_are_those_of_transformers(schema: dict[str, Any], text: str) -> 
     answer = f"<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>"
     message = parse_response(answer, TEMPLATE, prefix="", tools=[tool])
     expected = message[TOOL_FIELD][0]["function"]["arguments"]["a"]
-    found = argument_value(text, argument_types(parameters, "a"))
+    types = argument_types(parameters, "a")
+    if text in ("null", "None") and [one for one in types if one != "null"][:1] != ["string"]:
+        expected = None  # as in vLLM, whose parser takes null whatever the schema says of it
+    found = argument_value(text, types)
     assert (found, type(found)) == (expected, type(expected))

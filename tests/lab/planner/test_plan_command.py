@@ -83,6 +83,17 @@ GEMMA_4_26B = {
     "max_position_embeddings": 131_072,
     "rope_parameters": None,
 }
+QWEN_3_5_9B = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "vocab_size": 248_320,
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+}
+"""24 of 32 layers have states, 8 have K and V."""
 SMALL_POOL = ("--gpu-memory", "600MB", "--workspace", "0")
 """Of the embedded model: some 1,300 pages."""
 
@@ -167,10 +178,7 @@ def test_slots_of_each_of_several_gpus_have_its_part_of_adapters(model, planned)
 
 
 def test_states_of_recurrent_layers_take_memory_beside_the_pool(model, planned, capsys):
-    """Qwen3.5 9B's layers: 24 of 32 have states, 8 have K and V."""
-    layers = {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 12_288}
-    heads = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256}
-    hybrid = model(architectures=["Qwen3_5ForCausalLM"], vocab_size=248_320, **layers, **heads)
+    hybrid = model(**QWEN_3_5_9B)
     plan = planned(hybrid, "--gpu-memory", "80GB")
     each = 24 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
     left = 72 * 10**9 - plan["weight_bytes"]
@@ -194,6 +202,31 @@ def test_states_of_recurrent_layers_take_memory_beside_the_pool(model, planned, 
     on_device = two["states"]["n_kept"] * each, pool["n_pages"] * 2 * pool["page_bytes"]
     share = min(0.5, on_device[0] / sum(on_device))
     assert pool["n_host_slots"] == pytest.approx((1 - share) * 64 * GIB / (2 * pool["page_bytes"]), rel=0.002)
+
+
+def test_no_more_rows_than_have_states(model, planned, capsys):
+    hybrid = model(**QWEN_3_5_9B)
+    flags = ("--gpu-memory", "80GB", "--prompt", 2000)
+    plan = planned(hybrid, *flags)
+    pool, n_rows = plan["pools"][0], plan["states"]["n_rows"]
+    assert pool["n_pages"] // 144 > n_rows
+    assert (pool["schemes"][-1]["n_rows"], pool["schemes"][-1]["reason"]) == (n_rows, "states")
+    assert f"radix 144 pages {n_rows}, limited by states" in " ".join(capsys.readouterr().out.split())
+    few = planned(hybrid, *flags[:2], "--prompt", 100_000)["pools"][0]
+    assert (few["schemes"][-1]["n_rows"], few["schemes"][-1]["reason"]) == (few["n_pages"] // 6269, None)
+
+
+def test_state_memory_is_that_of_the_server(model, planned, tmp_path, capsys):
+    hybrid = model(**QWEN_3_5_9B)
+    for flag in ("--state-memory", "--state-memory-bytes"):
+        plan = planned(hybrid, "--gpu-memory", "80GB", flag, "4GiB")
+        assert plan["states"]["n_kept"] == 4 * GIB // plan["states"]["bytes_each"] == 83
+    assert exit_code(hybrid, "--gpu-memory", "80GB", "--state-memory", "0") == 2
+    assert "state_memory_bytes 0 must be at least 1" in capsys.readouterr().err
+    assert exit_code(hybrid, "--gpu-memory", "80GB", "--state-memory", "1MiB") == 1
+    assert "less than the states of one sequence" in capsys.readouterr().err
+    assert exit_code(model(), "--gpu-memory", "192GB", "--state-memory", "4GiB") == 1
+    assert "model has no recurrent layers; leave it out" in capsys.readouterr().err
 
 
 def test_layers_with_heads_of_several_shapes(model, planned, capsys):
@@ -428,24 +461,54 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys):
 def test_rows_of_a_model_with_windows_in_some_layers(tmp_path, planned, capsys):
     """A page cache holds as many rows, less at most one whose windows need a slab that is in use in part."""
     (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
-    windows = planned(
+    planned_pool = planned(
         tmp_path, "--gpu-memory", "80GB", "--prompt", 32_000, "--answer", 768, "--max-model-len", 32_768
-    )["pools"][0]["windows"]
+    )["pools"][0]
+    windows, radix = planned_pool["windows"], planned_pool["schemes"][-1]
+    n_rows = rows_with_windows(windows, 32_768)
+    assert windows["n_rows"] - 1 <= n_rows <= windows["n_rows"] == 76
+    assert n_rows >= 5 * 13
+    assert (radix["n_rows"], radix["reason"]) == (76, "windowed")
+    assert [one["n_rows"] for one in planned_pool["schemes"][:-1]] == [13, 13, 13], "those have no window pages"
+    text = " ".join(capsys.readouterr().out.split())
+    assert "slabs / (2,048 / 6 + 66) = 76 rows" in text
+    assert "radix 2,048 pages 76, windowed" in text
+
+
+def rows_with_windows(windows, n_tokens):
+    """Returns how many rows of so many tokens a page cache with these window pages holds."""
     pool = WindowPool(1024, windows["pages_per_slab"], windows["n_slabs"] - 577, 577)
     cache = PageCache(pool.n_slabs * pool.pages_per_slab, 16, window_pages=WindowPages.of(pool, 16))
 
     def has_room() -> bool:
         blocks = cache.open(Namespace(), b"")
-        for end in range(8192, 32_769, 8192):
-            if not cache.reserve(blocks, end // 16):
+        for end in [*range(8192, n_tokens, 8192), n_tokens]:
+            if not cache.reserve(blocks, -(-end // 16)):
                 return False
             cache.free_behind(blocks, end)
         return True
 
-    n_rows = next(n_rows for n_rows in count() if not has_room())
-    assert windows["n_rows"] - 1 <= n_rows <= windows["n_rows"] == 76
-    assert n_rows >= 5 * 13
-    assert "slabs / (2,048 / 6 + 66) = 76 rows" in " ".join(capsys.readouterr().out.split())
+    return next(n_rows for n_rows in count() if not has_room())
+
+
+@pytest.mark.parametrize("n_rows", [40, 60, 300])
+def test_the_longest_context_of_rows_with_windows(tmp_path, planned, n_rows):
+    """A page cache has room for so many rows of that length, less the slabs that are in use in part."""
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
+    pool = planned(tmp_path, "--gpu-memory", "80GB", "--rows", n_rows)["pools"][0]
+    longest = pool["schemes"][-1]["longest_context"]
+    n_fitting = rows_with_windows(pool["windows"], longest - 1)
+    assert n_rows * 0.97 <= n_fitting <= n_rows * 1.03
+
+
+def test_rows_with_windows_hold_a_shared_prefix_once(tmp_path, planned, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
+    flags = ("--gpu-memory", "80GB", "--prompt", 32_000, "--answer", 768, "--shared", 20_000)
+    pool = planned(tmp_path, *flags)["pools"][0]
+    windows = pool["windows"]
+    n_rows = int((windows["n_slabs"] - 1250 / 6) / (798 / 6 + 66))
+    assert pool["schemes"][-1]["n_rows"] == windows["n_rows"] == n_rows > 2 * 75
+    assert f"slabs - 1,250 / 6) / (798 / 6 + 66) = {n_rows} rows" in " ".join(capsys.readouterr().out.split())
 
 
 def test_two_gpus_have_window_pages_of_half_the_size(tmp_path, planned):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, SizeCheck
+from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, SizeCheck, any_size
 from radixkv.frontend.pooled_prompts import MAX_POOLED
 from radixkv.generation.reranking import DEFAULT_INSTRUCTION
 from radixkv.settings.compat import Place, refusals
@@ -63,7 +63,7 @@ def _check_texts(field: str) -> SizeCheck:
     return check
 
 
-_rerank = BodyDecoder(RerankRequest, {"query": _check_texts("query")}, refusals(Place.RERANK))
+_rerank = BodyDecoder(RerankRequest, {"query": any_size, "documents": any_size}, refusals(Place.RERANK))
 _score = BodyDecoder(
     ScoreRequest, {"text_1": _check_texts("text_1"), "text_2": _check_texts("text_2")}, refusals(Place.RERANK)
 )

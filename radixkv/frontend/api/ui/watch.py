@@ -113,6 +113,9 @@ class CacheWatch:
             tiers["device"]["states"] = {"capacity": stats.states.n_slots, "free": stats.states.n_slots_free}
             totals["state_hits"] = stats.states.hits_total
             totals["states_evicted"] = stats.states.evicted_total
+        if stats.windows is not None:
+            totals["tail_hits"] = stats.windows.hits_total
+            totals["tails_evicted"] = stats.windows.evicted_total
         return {
             "model": self._served_model.name,
             "time": time.time(),

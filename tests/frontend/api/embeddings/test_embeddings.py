@@ -195,6 +195,12 @@ def test_routes_of_other_tasks_are_refused_with_the_task_that_has_them(
     assert f"start one with --task {task}" in reply.text
 
 
+def test_other_paths_are_refused_with_that_of_the_task(server: LiveServer) -> None:
+    for path in ("/pooling", "/encode", "/v1/nothing"):
+        message = server.http.post(path, json={}).json()["error"]["message"]
+        assert message.endswith("; this server answers /v1/embeddings"), path
+
+
 def _has_more_than(live: LiveServer, n_tokens: float) -> bool:
     return live.metric("prompt_tokens_total") > n_tokens
 

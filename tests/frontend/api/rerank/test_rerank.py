@@ -84,6 +84,33 @@ def test_other_fields_of_documents_do_not_count_as_texts() -> None:
     assert len(parse_rerank(body, 100).texts) == 1100
 
 
+def test_numbers_of_texts_that_do_not_fit(server: LiveServer) -> None:
+    reply = server.http.post("/v1/score", json={"text_1": [QUERY] * 3, "text_2": ["a", "b"]})
+    message = "text_1 has 3 texts and text_2 has 2; give one text_1, or as many as text_2"
+    assert reply.json()["error"]["message"] == message
+    reply = server.http.post("/v1/rerank", json={"query": QUERY, "documents": []})
+    assert reply.json()["error"]["message"] == "documents has no texts; give one or more"
+
+
+def test_other_paths_are_refused_with_those_of_the_task(server: LiveServer) -> None:
+    for path in ("/pooling", "/classify", "/nothing"):
+        message = server.http.post(path, json={}).json()["error"]["message"]
+        assert message.endswith("; this server answers /v1/rerank, /v2/rerank, /rerank, /v1/score, /score"), path
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"])
+def test_a_megabyte_of_documents_is_read_on_each_route(server: LiveServer, path: str) -> None:
+    """The error of the last document says that all of them were read, and none was computed."""
+    first, second = ("text_1", "text_2") if path.endswith("score") else ("query", "documents")
+    documents = ["x" * 500] * 2047 + ["x" * 20_000]
+    reply = server.http.post(path, json={first: QUERY, second: documents})
+    assert reply.json()["error"]["message"].startswith(f"{second}[2047]: ")
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+    reply = server.http.post(path, json={first: QUERY, second: [*documents, "x"]})
+    assert reply.json()["error"]["param"] == second
+    assert "at most 2048" in reply.json()["error"]["message"]
+
+
 def test_a_response_in_the_form_of_cohere(server: LiveServer, expected: dict[str, list[float]]) -> None:
     """As Cohere documents its second API: results have an index and a score."""
     body = post(server, "/v2/rerank", model="small", query=QUERY, documents=DOCUMENTS, top_n=3)
@@ -108,7 +135,7 @@ def test_scores_of_pairs(server: LiveServer, expected: dict[str, list[float]]) -
     [
         ("/rerank", {"query": QUERY, "documents": ["a", "a" * 800]}, "documents[1]", "context_length_exceeded"),
         ("/score", {"text_1": QUERY, "text_2": ["a", "a" * 1024]}, "text_2[1]", "context_length_exceeded"),
-        ("/v1/rerank", {"query": QUERY, "documents": []}, "query", "invalid_request"),
+        ("/v1/rerank", {"query": QUERY, "documents": []}, "documents", "invalid_request"),
         ("/v1/rerank", {"query": QUERY, "documents": ["a"] * 2049}, "documents", "invalid_request"),
         ("/v1/rerank", {"query": QUERY, "documents": ["a" * 800]}, "documents", "context_length_exceeded"),
         ("/v1/rerank", {"query": QUERY, "documents": [{"title": "a"}]}, None, "invalid_request"),
