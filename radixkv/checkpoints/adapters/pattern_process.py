@@ -39,4 +39,5 @@ def main() -> None:
             names = others
 
 
-main()
+if __name__ == "__main__":
+    main()
