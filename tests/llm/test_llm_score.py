@@ -103,8 +103,12 @@ def test_a_model_is_refused_whose_scores_are_not_known(tmp_path: Path) -> None:
 
 def test_numbers_of_queries_and_documents_must_fit(reranker: Path) -> None:
     with LLM(reranker, task="score", **SIZES) as llm:
-        for queries, documents in (([QUERY] * 2, DOCUMENTS), ([], DOCUMENTS), (QUERY, [])):
-            with pytest.raises(InvalidRequest, match="queries"):
+        for queries, documents, field in (
+            ([QUERY] * 2, DOCUMENTS, "queries"),
+            ([], DOCUMENTS, "queries"),
+            (QUERY, [], "documents"),
+        ):
+            with pytest.raises(InvalidRequest, match=field):
                 llm.score(queries, documents, use_tqdm=False)
         with pytest.raises(InvalidRequest, match="task='embed'"):
             llm.embed("eggs", use_tqdm=False)

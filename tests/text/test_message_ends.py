@@ -22,18 +22,7 @@ WITHOUT_SYSTEM = """\
 {%- endfor -%}"""
 SPECIAL = [
     *("<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-    *(
-        "<s>",
-        "</s>",
-        "[INST]",
-        "[/INST]",
-        "<|turn>",
-        "<turn|>",
-        "<|start|>",
-        "<|message|>",
-        "<|channel|>",
-        "<|end|>",
-    ),
+    *("<s>", "</s>", "[INST]", "[/INST]", "<|turn>", "<turn|>", "<|start|>", "<|message|>", "<|channel|>"),
     *("<|end|>", "<|endoftext|>", "<SPECIAL_1>", "<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"),
 ]
 ENDS = {

@@ -141,5 +141,5 @@ def test_an_adapter_that_is_not_loaded_is_refused(front: Frontend) -> None:
     front.serve("a", FIRST, adapter="12ab")
     failed = front.received["a"].terminal
     assert isinstance(failed, wire.Failed)
-    assert (failed.code, failed.param) == ("invalid_request", "model")
-    assert "no adapter with the digest '12ab' is loaded" in failed.text
+    assert (failed.code, failed.param) == ("model_not_found", "model")
+    assert "the adapter that this request asks for is not loaded" in failed.text

@@ -266,10 +266,11 @@ def test_a_sequence_longer_than_the_segment_keeps_its_beginning(tmp_path: Path) 
 @pytest.mark.parametrize("clock", ["time_ns", "monotonic_ns"])
 def test_a_clock_that_goes_back_costs_no_hits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: str) -> None:
     """The wall clock may be set; the other one begins anew when the machine restarts."""
+    now = getattr(time, clock)
+    monkeypatch.setattr(time, clock, lambda: now() + 3600 * 10**9)  # so that it stays above 0 on a new machine
     with memory_store(tmp_path, 6) as store:
         store_run(store, list(range(6)))
-        now = getattr(time, clock)
-        monkeypatch.setattr(time, clock, lambda: now() - 3600 * 10**9)
+        monkeypatch.setattr(time, clock, now)
         assert load_run(store, [0, 1, 2]) == [page_of(key, PAGE_BYTES) for key in keys_of([0, 1, 2])]
         assert store_run(store, [10, 11, 12]) == 3
         assert [n_leading(store, run) for run in ([0, 1, 2], [10, 11, 12])] == [3, 3]
