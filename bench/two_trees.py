@@ -6,6 +6,7 @@ and maximum of the ratios of the pairs. ``--output-file`` appends a JSON line fo
 
     python bench/two_trees.py ../old . --commits 812d4ed,HEAD --rounds 10
     python bench/two_trees.py . . --settings '{}' '{"tensor_parallel_size": 2}'
+    python bench/two_trees.py ../old . --model tiny --device cpu --rounds 20
     python bench/two_trees.py ../old . --small --device cpu --rounds 2      # tries the code
 """
 
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from result_lines import report, script_parser
-from token_workloads import ALL
+from token_workloads import ALL, VOCAB
 
 if TYPE_CHECKING:
     from radixkv.processes.child_process import ChildProcess
@@ -46,6 +47,17 @@ SMALL_WORKLOADS: Workloads = {
     "fewshot": ("fewshot", {"requests": 8, "shared": 48, "question": 8, "output": 4}),
     "multiturn": ("multiturn", {"sessions": 2, "turns": 2, "system": 32, "user": 8, "output": 4}),
 }
+TINY_WORKLOADS: Workloads = {
+    "single": ("single", {}),
+    "decode": ("decode", {"requests": 32, "output": 48}),
+    "unshared": ("unshared", {"requests": 8, "output": 8}),
+    "fewshot": ("fewshot", {"requests": 48, "output": 8}),
+    "multiturn": ("multiturn", {"sessions": 8, "turns": 3, "output": 8}),
+    "agents": ("agents", {"tasks": 4, "depth": 2, "output": 8}),
+}
+"""Workloads of about a second on two cores, for the embedded model."""
+TINY_VOCAB = 3000
+"""Ids are below this for the embedded model: its special tokens come behind."""
 
 
 class Tree:
@@ -62,7 +74,9 @@ class Tree:
             ChildProcess,  # the worker imports this file too, and an older tree has none
         )
 
-        settings: dict[str, Any] = {"device": arguments.device, "dtype": "bfloat16", "load_format": "dummy"}
+        settings: dict[str, Any] = {"device": arguments.device}
+        if arguments.model != "tiny":
+            settings |= {"dtype": "bfloat16", "load_format": "dummy"}
         if arguments.device == "cuda":
             settings["kv_cache_memory_bytes"] = arguments.pool_gib << 30
         settings |= more
@@ -111,7 +125,7 @@ async def main() -> None:
         "--model",
         default="llama-8b",
         metavar="NAME",
-        help="the shape of the dummy weights: llama-8b (default) or qwen3-30b-a3b",
+        help="the shape of the dummy weights, such as llama-8b (default), or tiny: the embedded model as it is",
     )
     parser.add_argument("--small", action="store_true", help="a small model and small workloads")
     parser.add_argument("--workloads", nargs="+", metavar="NAME", help="run these of them (default: all)")
@@ -122,15 +136,20 @@ async def main() -> None:
 
     from gpu import gpu_provenance
 
-    if arguments.model not in MODELS:
-        parser.error(f"--model {arguments.model} is none of {', '.join(MODELS)}")
-    workloads = SMALL_WORKLOADS if arguments.small else WORKLOADS
+    if arguments.model not in (*MODELS, "tiny"):
+        parser.error(f"--model {arguments.model} is none of {', '.join(MODELS)}, tiny")
+    is_tiny = arguments.model == "tiny"
+    workloads = SMALL_WORKLOADS if arguments.small else TINY_WORKLOADS if is_tiny else WORKLOADS
     if arguments.workloads is not None:
         if unknown := set(arguments.workloads) - workloads.keys():
             parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(workloads)}")
         workloads = {name: workloads[name] for name in arguments.workloads}
     with tempfile.TemporaryDirectory() as folder:
-        model = write_model(SMALL if arguments.small else MODELS[arguments.model], Path(folder))
+        label = "small" if arguments.small else "tiny" if is_tiny else LABELS[arguments.model]
+        if label == "tiny":
+            model = Path("tiny")
+        else:
+            model = write_model(SMALL if arguments.small else MODELS[arguments.model], Path(folder))
         both = zip((arguments.first, arguments.second), arguments.settings, strict=True)
         trees = [await Tree.start(path, model, arguments, more) for path, more in both]
         for tree in trees:
@@ -153,7 +172,7 @@ async def main() -> None:
         line = {
             "benchmark": "two_trees",
             "workload": name,
-            "model": "small" if arguments.small else LABELS[arguments.model],
+            "model": label,
             "commits": arguments.commits.split(","),
             "settings": arguments.settings,
             "first_s": round(statistics.median(first for first, _ in times), 4),
@@ -184,11 +203,12 @@ def work(model: str, settings: dict[str, Any]) -> None:
     import radixkv
     from radixkv import LLM, SamplingParams
 
+    vocab = TINY_VOCAB if model == "tiny" else VOCAB
     llm = LLM(model, **settings)
     print(json.dumps({"package": radixkv.__file__}), flush=True)
     for line in sys.stdin:
         name, sizes = json.loads(line)
-        phases = ALL[name](**sizes)
+        phases = [[([one % vocab for one in ids], n) for ids, n in phase] for phase in ALL[name](**sizes)]
         llm.flush_cache()
         gc.collect()
         digest = hashlib.sha256()
