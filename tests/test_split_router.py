@@ -155,6 +155,13 @@ def test_a_client_that_does_not_send_all_is_not_waited_for(site: Site, monkeypat
     assert not site.decode.seen
 
 
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/unload_lora_adapter?a=b"])
+def test_adapters_are_not_loaded_in_one_server_of_two(site: Site, path: str) -> None:
+    status, text = site.post(path, {"lora_name": "sql", "lora_path": "sql"})
+    assert (status, b"--lora-modules" in text) == (400, True)
+    assert site.prefill.seen == site.decode.seen == []
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [

@@ -29,6 +29,10 @@ COMPUTE_LIMIT_S, MATCH_LIMIT_S, SILENCE_LIMIT_S = 120.0, 5.0, 600.0
 CLIENT_LIMIT_S = 60.0
 """How long a client may send nothing of a request that it has begun, or read nothing of its reply."""
 HOP_BY_HOP = frozenset({"connection", "content-length", "keep-alive", "transfer-encoding", "te", "upgrade"})
+ADAPTER_PATHS = frozenset(
+    f"{beginning}/{verb}_lora_adapter" for beginning in ("", "/v1") for verb in ("load", "unload")
+)
+"""Paths that change one server; the other one would not know the adapter, or still have it."""
 OUTPUT_FIELDS = ("stream", "stream_options", "max_completion_tokens", "logprobs", "top_logprobs", "prompt_logprobs")
 
 
@@ -131,6 +135,11 @@ class Router(BaseHTTPRequestHandler):
         """Answers a request, unless its client leaves."""
         if not re.fullmatch(r"[!-~]+", self.path):
             self.send_error(400, "the path has characters that are not ASCII")
+            return
+        if self.path.partition("?")[0] in ADAPTER_PATHS:
+            self.send_error(
+                400, "adapters are loaded in both servers, not here: ask each, or give both --lora-modules"
+            )
             return
         try:
             if body is not None:

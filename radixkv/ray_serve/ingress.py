@@ -11,7 +11,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from radixkv.errors import RequestError, RuntimeDied
+from radixkv.errors import RequestError, RuntimeDied, UnsupportedFeature
 from radixkv.frontend.http.auth import foreign_refusal
 from radixkv.frontend.http.error_response import retry_after
 from radixkv.frontend.http.errors import BodyTooLarge, RouteNotFound, error_body, status_of
@@ -23,6 +23,8 @@ ATTEMPTS = 3
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 FORWARDED_PATHS = ("/v1/", "/generate", "/tokenize", "/detokenize", "/version")
 """Beginnings of the paths that any server can answer. Others, such as ``/metrics``, are about one server."""
+ADAPTER_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Paths that change one server: requests would find the adapter, or not, by the server that they come to."""
 
 Pieces = AsyncGenerator[ReplyHead | NotTaken | bytes, None]
 
@@ -52,6 +54,11 @@ class Ingress:
                 raise refusal
             if not path.startswith(FORWARDED_PATHS):
                 raise RouteNotFound(f"{path} is not answered here; use one of {', '.join(FORWARDED_PATHS)}")
+            if path in ADAPTER_PATHS:
+                raise UnsupportedFeature(
+                    f"{path} would change one server of several; start all of them with the adapter: "
+                    "--lora-modules in the application's flags"
+                )
             return await self._forward(await self._read(request))
         except RequestError as error:
             return _refusal(error, path)

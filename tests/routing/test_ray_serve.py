@@ -179,6 +179,9 @@ def test_load_adds_a_replica_and_clients_need_the_key(programs: Path, tmp_path: 
     deployment: dict[str, object] = {"autoscaling_config": scaling}
     with ray_serve(programs, tmp_path, deployment, key=key, api_key_file=str(file)) as address:
         assert httpx.get(f"{address}/v1/models", timeout=LIMIT_S).status_code == 401
+        refused = httpx.post(f"{address}/v1/load_lora_adapter", json={}, headers=key, timeout=LIMIT_S)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_feature")
+        assert "--lora-modules" in refused.json()["error"]["message"]
         assert len(server_pids()) == 1
         deadline = time.monotonic() + READY_LIMIT_S
         while len(server_pids()) < 2:
