@@ -8,6 +8,8 @@ import msgspec
 
 from radixkv.ray_serve.messages import ForwardedRequest
 
+_NO_FIELD = msgspec.Raw(b"")
+
 ASKED_AS_SENT = frozenset({"/v1/completions", "/v1/chat/completions"})
 """Paths whose bodies ``/cache/match`` takes as they are: it ignores fields that it does not know."""
 
@@ -19,6 +21,16 @@ class _GenerateBody(msgspec.Struct):
     input_ids: list[int | list[int]] | None = None
     cache_salt: str | None = None
     lora_path: str | None = None
+
+
+class _AskedBody(msgspec.Struct):
+    """The prompts of a question, and whose pages they may find."""
+
+    prompt: msgspec.Raw = _NO_FIELD
+    tools: msgspec.Raw = _NO_FIELD
+    messages: msgspec.Raw = _NO_FIELD
+    model: str | None = None
+    cache_salt: str | None = None
 
 
 class _Prompt(msgspec.Struct):
@@ -36,6 +48,23 @@ class _MatchReply(msgspec.Struct):
     load: _Load
 
 
+class Question(NamedTuple):
+    """A question to ``/cache/match`` about the prompts of a request."""
+
+    body: bytes
+    prompt: bytes
+    """Bytes that begin alike where prompts do; none if only the load is asked for."""
+    namespace: bytes
+    """Of the model or adapter and the salt: equal prompts of different ones share no pages.
+
+    An activated LoRA and its model do share some, which only the servers know.
+    """
+
+
+LOAD_QUESTION = Question(b'{"prompt": [0]}', b"", b"")
+"""Asks for the load, when there is no prompt to ask about."""
+
+
 class Match(NamedTuple):
     """What a server has of a request's prompts."""
 
@@ -47,21 +76,31 @@ class Match(NamedTuple):
     """Requests that the server runs, or that wait there."""
 
 
-def match_question(request: ForwardedRequest) -> bytes | None:
-    """Returns the body of a ``/cache/match`` about the prompts of a request; None if it has none that can be asked.
+def match_question(request: ForwardedRequest) -> Question:
+    """Returns what to ask about the prompts of a request; ``LOAD_QUESTION`` if it has none that can be asked.
 
-    It is also None for malformed bodies, and for ``/v1/messages`` and ``/v1/responses``, whose messages
-    ``/cache/match`` does not take.
+    So it is for malformed bodies, and for ``/v1/messages`` and ``/v1/responses``, whose messages ``/cache/match``
+    does not take.
     """
     path = request.path.partition("?")[0]
-    if path in ASKED_AS_SENT:
-        return request.body
-    if path != "/generate":
-        return None
     try:
-        body = _generate.decode(request.body)
+        if path in ASKED_AS_SENT:
+            return _question(request.body)
+        if path == "/generate" and (body := _question_of_generate(request.body)) is not None:
+            return _question(body)
     except msgspec.DecodeError:
-        return None
+        pass
+    return LOAD_QUESTION
+
+
+def _question(body: bytes) -> Question:
+    fields = _asked.decode(body)
+    prompt = b"".join((fields.prompt, fields.tools, fields.messages))
+    return Question(body, prompt, msgspec.json.encode((fields.model, fields.cache_salt)))
+
+
+def _question_of_generate(request: bytes) -> bytes | None:
+    body = _generate.decode(request)
     prompt = body.input_ids or body.text
     if prompt is None:
         return None
@@ -87,5 +126,6 @@ def read_match(reply: bytes) -> Match:
     )
 
 
+_asked = msgspec.json.Decoder(_AskedBody)
 _generate = msgspec.json.Decoder(_GenerateBody)
 _match = msgspec.json.Decoder(_MatchReply)

@@ -13,14 +13,12 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from radixkv.frontend.replicas.placement import UNKNOWN_S
 from radixkv.frontend.replicas.recent_prefixes import RecentPrefixes, prefixes_of
-from radixkv.ray_serve.match_probe import Match, match_question, read_match
+from radixkv.ray_serve.match_probe import LOAD_QUESTION, Match, Question, match_question, read_match
 from radixkv.ray_serve.messages import ForwardedRequest
 from radixkv.routing import ServerChoice
 
 PROBE_TIMEOUT_S = 1.0
 """Default limit of the time in which a server must say what it has."""
-EMPTY_QUESTION = b'{"prompt": [0]}'
-"""Asks for the load, when there is no prompt to ask about."""
 
 
 class MatchRouter(RequestRouter):
@@ -61,12 +59,12 @@ class MatchRouter(RequestRouter):
         if not matches:
             return [silent]
         n_tokens, now_s = max(match.n_tokens for match in matches.values()), time.monotonic()
-        prefixes = [] if question == EMPTY_QUESTION else prefixes_of(question, b"")
+        prefixes = prefixes_of(question.prompt, question.namespace)
         recent = self._recent.matched(prefixes, dict.fromkeys(matches, now_s - UNKNOWN_S))
         chosen = self._choice.choose(
             n_tokens,
             {
-                replica: max(match.n_matched, n_tokens * recent.get(replica, 0) // len(question))
+                replica: max(match.n_matched, n_tokens * recent.get(replica, 0) // max(1, len(question.prompt)))
                 for replica, match in matches.items()
             },
             {replica: match.n_in_flight for replica, match in matches.items()},
@@ -79,12 +77,11 @@ class MatchRouter(RequestRouter):
         return [rank for rank in (first, *([replica] for replica in others), silent) if rank]
 
     @staticmethod
-    def _question(arguments: Sequence[Any]) -> bytes:
+    def _question(arguments: Sequence[Any]) -> Question:
         request = arguments[0] if arguments else None
-        question = match_question(request) if isinstance(request, ForwardedRequest) else None
-        return EMPTY_QUESTION if question is None else question
+        return match_question(request) if isinstance(request, ForwardedRequest) else LOAD_QUESTION
 
-    async def _ask(self, replica: RunningReplica, question: bytes) -> Match | None:
+    async def _ask(self, replica: RunningReplica, question: Question) -> Match | None:
         """Returns what the server of a replica has; None if it does not answer in time.
 
         A server that refuses the question, because the prompt is malformed or too long, is asked for its load: it
@@ -98,11 +95,11 @@ class MatchRouter(RequestRouter):
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._probe_timeout_s))
         try:
-            async with self._session.post(url, data=question, headers=headers) as reply:
+            async with self._session.post(url, data=question.body, headers=headers) as reply:
                 if reply.ok:
                     return read_match(await reply.read())
-            if reply.status < 500 and question != EMPTY_QUESTION:
-                return await self._ask(replica, EMPTY_QUESTION)
+            if reply.status < 500 and question != LOAD_QUESTION:
+                return await self._ask(replica, LOAD_QUESTION)
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
             pass
         return None
