@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -84,6 +84,12 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         metavar="SALT",
         help="cache salt of the prompt, its cache namespace (default: that of each request in --file, or none)",
     )
+    prompt.add_argument(
+        "--model",
+        metavar="NAME",
+        help="name of an adapter whose pages the prompt may find, or of the model (default: that of each request "
+        "in --file, or the model)",
+    )
     parser.add_argument(
         "--request",
         metavar="ID",
@@ -104,9 +110,8 @@ def run(args: argparse.Namespace) -> int:
     reports = []
     with Progress(f"asking {args.base_url}"), ServerClient(args.base_url, api_key(args)) as client:
         for request in requests:
-            salt = request.body.get("cache_salt") if args.cache_salt is None else args.cache_salt
             try:
-                explanation = _explained(client, request, salt)
+                explanation = _explained(client, _with_flags(request, args))
                 reports += _report(client, explanation, request.where)
             except ServerError as error:
                 raise ServerError(f"{request.where}{error}") from None
@@ -117,8 +122,10 @@ def run(args: argparse.Namespace) -> int:
 def _show_table(args: argparse.Namespace) -> int:
     """Prints the block table of a running request."""
     parser: Parser = args.parser
-    if args.prompt is not None or args.file is not None or args.cache_salt is not None:
-        parser.error("--request shows what a running request has; give no PROMPT, --file or --cache-salt with it")
+    if any(value is not None for value in (args.prompt, args.file, args.cache_salt, args.model)):
+        parser.error(
+            "--request shows what a running request has; give no PROMPT, --file, --cache-salt or --model with it"
+        )
     from radixkv.cli.server_client import ServerClient
 
     with Progress(f"asking {args.base_url}"), ServerClient(args.base_url, api_key(args)) as client:
@@ -223,18 +230,28 @@ def _objects(values: object) -> list[dict[str, Any]]:
     return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
-def _explained(client: ServerClient, request: _Request, salt: str | None) -> ExplainResponse:
+def _with_flags(request: _Request, args: argparse.Namespace) -> _Request:
+    """Returns the request with the salt and the model of the flags that are given."""
+    body = request.body
+    if args.cache_salt is not None:
+        body = {**body, "cache_salt": args.cache_salt}
+    if args.model is not None:
+        body = {**body, "model": args.model}
+        body.pop("lora_path", None)
+    return replace(request, body=body)
+
+
+def _explained(client: ServerClient, request: _Request) -> ExplainResponse:
     """Returns the server's explanation with the token ids of the prompt."""
     if request.path is not None:
-        body = request.body if salt is None else {**request.body, "cache_salt": salt}
         path = f"/cache/explain?path={request.path}&return_token_ids=true"
-        return client.post(path, body, ExplainResponse)
+        return client.post(path, request.body, ExplainResponse)
     prompt = request.body.get("prompt")
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         ids = prompt
     else:
         ids = client.post("/tokenize", request.body, TokenizeResponse).tokens
-    question = {"prompt": ids, "cache_salt": salt}
+    question = {"prompt": ids, "cache_salt": request.body.get("cache_salt")}
     if (model := request.body.get("model") or request.body.get("lora_path")) is not None:
         question["model"] = model  # whose pages the request may find; SGLang's bodies have an adapter's name apart
     explanation = client.post("/cache/explain", question, ExplainResponse)

@@ -209,3 +209,17 @@ def test_the_model_and_the_salt_of_a_request_are_asked_for(server: FakeServer, t
     assert explain(server, "--file", str(path)) == 0
     explained = [body for name, body, _ in server.requests if name == "/cache/explain"]
     assert [(body.get("model"), body["cache_salt"]) for body in explained] == [("sql", "hers")] * 4 + [(None, None)]
+
+
+def test_flags_say_model_and_salt_for_all_requests(server: FakeServer, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    lines = [
+        {"prompt": LETTERS, "model": "sql", "cache_salt": "hers"},
+        {"text": LETTERS, "lora_path": "sql"},
+        {"messages": [{"role": "user", "content": "Hi"}]},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    flags = ("--model", "law", "--cache-salt", "his")
+    assert explain(server, "--file", str(path), *flags) == explain(server, LETTERS, *flags) == 0
+    explained = [body for name, body, _ in server.requests if name == "/cache/explain"]
+    assert [(body["model"], body["cache_salt"]) for body in explained] == [("law", "his")] * 4

@@ -87,7 +87,9 @@ def test_a_request_that_has_ended_says_so(fake: FakeServer, capsys: pytest.Captu
     assert "no running request has this id" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("more", [["a prompt"], ["--file", "x"], ["--cache-salt", "s"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "more", [["a prompt"], ["--file", "x"], ["--cache-salt", "s"], ["--model", "m"]], ids=" ".join
+)
 def test_a_prompt_beside_a_request_is_refused(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["explain", "--request", "a", *more])
