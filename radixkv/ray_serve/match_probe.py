@@ -20,7 +20,7 @@ class _GenerateBody(msgspec.Struct):
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     cache_salt: str | None = None
-    lora_path: str | None = None
+    lora_path: str | list[str | None] | None = None
 
 
 class _AskedBody(msgspec.Struct):
@@ -102,7 +102,7 @@ def _question(body: bytes) -> Question:
 def _question_of_generate(request: bytes) -> bytes | None:
     body = _generate.decode(request)
     prompt = body.input_ids or body.text
-    if prompt is None:
+    if prompt is None or isinstance(body.lora_path, list):  # a question is about one adapter
         return None
     question: dict[str, Any] = {"prompt": prompt}
     if body.cache_salt is not None:

@@ -96,6 +96,9 @@ def test_each_api_takes_an_adapter(server: LiveServer) -> None:
     )
     assert by_name == answer(server, model="sql")[0]
     assert plain == answer(server)[0]
+    several = {"text": [PROMPT] * 3, "sampling_params": sampling, "lora_path": ["sql", None, "law"]}
+    answers = [one["output_ids"] for one in server.http.post("/generate", json=several).json()]
+    assert answers == [by_name, plain, answer(server, model="law")[0]]
 
 
 def test_diagnostics_compare_adapters_and_not_their_names(server: LiveServer) -> None:
@@ -196,6 +199,7 @@ def test_an_invalidation_means_the_model_and_all_adapters(server: LiveServer, bo
         ("/v1/completions", {"prompt": "a", "model": "math"}),
         ("/v1/chat/completions", {"messages": MESSAGES, "model": "math"}),
         ("/generate", {"text": "a", "lora_path": "math"}),
+        ("/generate", {"text": ["a", "b"], "lora_path": ["sql", "math"]}),
         ("/cache/explain", {"prompt": "a", "model": "math"}),
     ],
 )

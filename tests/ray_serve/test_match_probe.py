@@ -83,6 +83,7 @@ def test_tools_stand_before_messages():
             ("/v1/messages", {}),
             ("/v1/models", b""),
         ],
+        ("/generate", {"text": ["a", "b"], "lora_path": ["sql", None]}),
         *[("/v1/completions", b"{"), ("/v1/completions", {"model": 5})],
     ],
 )

@@ -53,10 +53,9 @@ def add_generate_route(app: DocumentedApp, client: EngineClient, served_model: S
                 f"model {shortened(body.model)} chooses no adapter in /generate; give its name as lora_path",
                 param="model",
             )
-        model = served_model.named(body.lora_path or None, "lora_path")
-        encoding = generate_prompts(body, sampling, model, arrived.tenant)
+        encoding = generate_prompts(body, sampling, served_model, arrived.tenant)
         prompts = await cancel_on_disconnect(request.receive, encoding)
-        writer = GenerateWriter(body, prompts, client, model, arrived=arrived)
+        writer = GenerateWriter(body, prompts, client, served_model, arrived=arrived)
         return await respond(request, writer, streams=bool(body.stream))
 
 

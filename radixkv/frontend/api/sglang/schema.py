@@ -49,8 +49,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     rid: str | list[str] | None = None
     priority: Int64 | None = None
     cache_salt: str | None = None
-    lora_path: str | None = None
-    """Name of an adapter."""
+    lora_path: str | list[str | None] | None = None
+    """Name of an adapter, for all prompts or for each; null or empty for the model alone."""
     model: Annotated[
         str | None,
         msgspec.Meta(description="A name of the model alone; ``lora_path`` chooses adapters."),

@@ -63,7 +63,7 @@ async def generate_prompts(
     Args:
         request: the body.
         sampling: its ``sampling_params``, one for all prompts or a list.
-        served_model: the model of the request.
+        served_model: the model, without an adapter.
         tenant: who has sent it.
 
     Raises:
@@ -75,6 +75,8 @@ async def generate_prompts(
         prompts = split_prompts(given if isinstance(given, str) else list(given))
     served_model.check_request(request.priority, request.cache_salt, request.session_id)
     n_prompts = len(prompts)
+    adapters = for_each(request.lora_path, None, n_prompts, "lora_path")
+    models = [served_model.named(name or None, "lora_path") for name in adapters]
     logprob_options = _logprob_options(request, n_prompts)
     settings = for_each(sampling, SamplingFields(), n_prompts, "sampling_params")
     samplings = [
@@ -85,9 +87,9 @@ async def generate_prompts(
     n_tokens = [len(tokens) // 4 for tokens in encoded]
     check_n_prompt_logprobs(zip(samplings, n_tokens, strict=True), "top_logprobs_num")
     return [
-        _generate_prompt(request, served_model, tenant, tokens, fields, sampling, rid, start)
-        for tokens, fields, sampling, rid, (_, start) in zip(
-            encoded, settings, samplings, _rids(request, n_prompts), logprob_options, strict=True
+        _generate_prompt(request, model, tenant, tokens, fields, sampling, rid, start)
+        for model, tokens, fields, sampling, rid, (_, start) in zip(
+            models, encoded, settings, samplings, _rids(request, n_prompts), logprob_options, strict=True
         )
     ]
 
