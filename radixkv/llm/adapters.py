@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ class Adapters:
                 f"(loaded: {loaded})",
                 param="lora_request",
             )
-        if request.lora_path and Path(request.lora_path) != Path(adapter.path):
+        if request.lora_path and not _is_same_folder(request.lora_path, adapter.path):
             raise InvalidRequest(
                 f"lora_request asks for {shortened(request.lora_name)} in {shortened(request.lora_path)}, and "
                 f"LLM has it from {shortened(adapter.path)}; give that folder, or none, or replace the adapter by "
@@ -119,3 +120,10 @@ class Adapters:
                 param="lora_request",
             )
         return adapter.digest
+
+
+def _is_same_folder(one: str | Path, other: str | Path) -> bool:
+    try:
+        return os.path.realpath(one) == os.path.realpath(other)
+    except (OSError, ValueError):  # a character that no path has
+        return False

@@ -120,6 +120,18 @@ def test_equal_adapters_have_one_copy_of_the_weights(llm: LLM, folders: Path, ex
     assert answer(llm, LoRARequest("b"))[0] == expected["sql"]
 
 
+def test_an_adapter_is_known_by_any_path_to_its_folder(
+    llm: LLM, folders: Path, tmp_path: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folders)
+    (tmp_path / "link").symlink_to(folders / "sql")
+    for path in ("sql", "./sql/", folders / "sql", "law/../sql", tmp_path / "link", ""):
+        assert answer(llm, LoRARequest("sql", 1, path))[0] == expected["sql"], path
+    for path in ("law", "a\0b", "a" * 5000):
+        with pytest.raises(InvalidRequest, match="LLM has it from 'sql'; give that folder, or none"):
+            answer(llm, LoRARequest("sql", 1, path))
+
+
 def test_wrong_uses(folders: Path) -> None:
     with opened(folders, max_cpu_loras=1) as llm:
         llm.load_lora_adapter("sql", folders / "sql")
