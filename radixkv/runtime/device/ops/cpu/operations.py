@@ -222,7 +222,7 @@ class RotateAndStore:
             qk = self.norm(qk)
         if self.rotary is not None:
             rotated = rotate(qk[..., :rotary_dim], *self.rotary.angles(inputs.positions))
-            qk = torch.cat([rotated, qk[..., rotary_dim:]], -1)
+            qk = rotated if rotary_dim == head_dim else torch.cat([rotated, qk[..., rotary_dim:]], -1)
         q_out.copy_(qk[:, :n_heads])
         if not n_keys:
             return
