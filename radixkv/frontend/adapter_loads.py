@@ -7,32 +7,16 @@ import uuid
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from radixkv.checkpoints.adapters import FILE_NAMES
-from radixkv.errors import (
-    InvalidRequest,
-    ModelNotFound,
-    RequestError,
-    RuntimeDied,
-    UnsupportedFeature,
-    shortened,
-)
+from radixkv.errors import InvalidRequest, RequestError, RuntimeDied, UnsupportedFeature, shortened
 from radixkv.frontend.http.errors import RuntimeRestarting
 from radixkv.frontend.http.open_requests import OpenRequests
 from radixkv.frontend.metrics.log import log_line
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
+from radixkv.generation.adapter_names import AdapterNames, Load
 from radixkv.wire.adapter_messages import ServedAdapter
-from radixkv.wire.request_limits import check_lora_name
-
-
-class _Load(NamedTuple):
-    """An adapter in the runtimes."""
-
-    id: str
-    """By which the runtimes know it; adapters of the start have their names for it."""
-    adapter: ServedAdapter
 
 
 class AdapterLoads:
@@ -64,15 +48,14 @@ class AdapterLoads:
         self._folder = folder
         self._are_served = are_served
         self._lock = asyncio.Lock()
-        self._loads = {one.name: _Load(one.name, one) for one in served_model.ready.adapters}
-        """By the adapters' names."""
-        self._leaving: list[_Load] = []
-        """Those without a name that are not released yet."""
+        self._names = AdapterNames(served_model.ready.adapters)
+        self._leaving: list[Load] = []
+        """Loads without a name that are not released yet."""
 
     @property
     def paths(self) -> dict[str, str]:
         """The folders of the adapters, by their names."""
-        return {name: load.adapter.path for name, load in self._loads.items()}
+        return {load.adapter.name: load.adapter.path for load in self._names}
 
     async def load(self, name: str, path: str, *, in_place: bool) -> None:
         """Loads an adapter in all runtimes that are up; requests may then ask for it.
@@ -89,20 +72,14 @@ class AdapterLoads:
             RequestError: no runtime is up, or one does not answer.
         """
         self._check_served()
-        if check_lora_name(name) in self._served_model.names:
+        if name in self._served_model.names:
             raise InvalidRequest(
                 f"lora_name is {shortened(name)}, which is the model's; choose another name for the adapter",
                 param="lora_name",
             )
         resolved = await asyncio.to_thread(self._resolved, path)
         async with self._lock:
-            before = self._loads.get(name)
-            if before is not None and not in_place:
-                raise InvalidRequest(
-                    f"the adapter {shortened(name)} is loaded already; unload it before, or replace it with "
-                    "load_inplace",
-                    param="lora_name",
-                )
+            before = self._names.check(name, in_place=in_place)
             load = uuid.uuid4().hex
             try:
                 replies = await asyncio.gather(
@@ -113,7 +90,7 @@ class AdapterLoads:
             except BaseException:
                 self._unload(load, is_released=True)  # also where it is read yet, and this waits no longer for it
                 raise
-            self._loads[name] = _Load(load, adapter)
+            self._names.give(Load(load, adapter))
             self._served_model.add_adapter(adapter)
             if before is not None:
                 self._leave(before)
@@ -126,12 +103,6 @@ class AdapterLoads:
         """
         self._check_served()
         async with self._lock:
-            if name not in self._loads:
-                loaded = ", ".join(map(shortened, self._loads)) or "none"
-                raise ModelNotFound(
-                    f"no adapter {shortened(name)} is loaded; give the name of one that is (loaded: {loaded})",
-                    param="lora_name",
-                )
             self._forget(name)
 
     async def resume(self, runtime: RuntimeClient) -> None:
@@ -140,7 +111,7 @@ class AdapterLoads:
         An adapter whose files have changed is not served any more, because its name means the bytes of its load.
         """
         async with self._lock:  # a load meanwhile would skip this runtime
-            for load, adapter in list(self._loads.values()):
+            for load, adapter in list(self._names):
                 try:
                     found = await runtime.load_adapter(load, adapter.name, adapter.path, is_restarted=True)
                     if found == adapter:
@@ -188,18 +159,18 @@ class AdapterLoads:
         return folder
 
     def _forget(self, name: str) -> None:
-        """Lets no new request find an adapter."""
-        load = self._loads.pop(name)
+        """Lets no new request find an adapter. Raises ``ModelNotFound`` if there is none of this name."""
+        load = self._names.take(name)
         self._served_model.remove_adapter(name)
         self._leave(load)
 
-    def _leave(self, load: _Load) -> None:
+    def _leave(self, load: Load) -> None:
         """Releases an adapter that has no name any more when the requests that may have found it have ended."""
         self._leaving.append(load)
         self._unload(load.id, is_released=False)
         self.requests.after_these(partial(self._release, load))
 
-    def _release(self, load: _Load) -> None:
+    def _release(self, load: Load) -> None:
         self._leaving.remove(load)
         self._unload(load.id, is_released=True)
         if all(one.adapter.digest != load.adapter.digest for one in self._leaving):

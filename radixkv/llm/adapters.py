@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radixkv.errors import InvalidRequest, shortened
+from radixkv.errors import InvalidRequest, ModelNotFound, shortened
+from radixkv.generation.adapter_names import AdapterNames, Load
 from radixkv.llm.prompts import broadcast
 from radixkv.wire.adapter_messages import ServedAdapter
-from radixkv.wire.request_limits import check_lora_name
 
 
 @dataclass(frozen=True)
@@ -48,39 +48,23 @@ class Adapters:
         load: Callable[[str, str, str], ServedAdapter],
         unload: Callable[[str], None],
     ) -> None:
-        self._adapters = {adapter.name: adapter for adapter in adapters}
-        self._ids = {name: name for name in self._adapters}
-        """The id of each adapter's load, by its name."""
+        self._names = AdapterNames(adapters)
         self._load = load
         self._unload = unload
 
     def load(self, name: str, path: str | Path, *, in_place: bool) -> None:
         """Loads an adapter. Raises ``RequestError``, also for a name or path of another type."""
-        check_lora_name(name)
+        before = self._names.check(name, in_place=in_place)
         if not isinstance(path, str | Path) or path == "":
             raise InvalidRequest(f"lora_path is {shortened(path)}; give the adapter's folder", param="lora_path")
-        before = self._ids.get(name)
-        if before is not None and not in_place:
-            raise InvalidRequest(
-                f"the adapter {shortened(name)} is loaded already; unload it before, or replace it with "
-                "load_inplace",
-                param="lora_name",
-            )
         load = uuid.uuid4().hex
-        self._adapters[name] = self._load(load, name, str(path))
-        self._ids[name] = load
+        self._names.give(Load(load, self._load(load, name, str(path))))
         if before is not None:
-            self._unload(before)
+            self._unload(before.id)
 
     def unload(self, name: str) -> None:
-        """Lets no request have an adapter any more, and frees it. Raises ``InvalidRequest`` if it is unknown."""
-        if self._adapters.pop(name, None) is None:
-            loaded = ", ".join(map(shortened, self._adapters)) or "none"
-            raise InvalidRequest(
-                f"no adapter {shortened(name)} is loaded; give the name of one that is (loaded: {loaded})",
-                param="lora_name",
-            )
-        self._unload(self._ids.pop(name))
+        """Lets no request have an adapter any more, and frees it. Raises ``ModelNotFound`` if it is unknown."""
+        self._unload(self._names.take(name).id)
 
     def digests(self, lora_request: LoRARequests, prompts: Sequence[Any]) -> Sequence[str]:
         """Returns the digest of each prompt's adapter, empty for the model alone. Loads unknown ones.
@@ -101,17 +85,17 @@ class Adapters:
     def _digest(self, request: LoRARequest) -> str:
         if request is _NONE:
             return ""
-        adapter = self._adapters.get(request.lora_name)
-        if adapter is None and request.lora_path:
+        load = self._names.get(request.lora_name)
+        if load is None and request.lora_path:
             self.load(request.lora_name, request.lora_path, in_place=False)
-            adapter = self._adapters[request.lora_name]
-        if adapter is None:
-            loaded = ", ".join(map(shortened, self._adapters)) or "none"
-            raise InvalidRequest(
+            load = self._names.get(request.lora_name)
+        if load is None:
+            raise ModelNotFound(
                 f"lora_request asks for {shortened(request.lora_name)}, which is not loaded; give its lora_path "
-                f"(loaded: {loaded})",
+                f"(loaded: {self._names})",
                 param="lora_request",
             )
+        adapter = load.adapter
         if request.lora_path and not _is_same_folder(request.lora_path, adapter.path):
             raise InvalidRequest(
                 f"lora_request asks for {shortened(request.lora_name)} in {shortened(request.lora_path)}, and "

@@ -560,7 +560,7 @@ class LLM:
         self._adapters.load(lora_name, lora_path, in_place=load_inplace)
 
     def unload_lora_adapter(self, lora_name: str) -> None:
-        """Frees an adapter; what was computed with it stays in the cache. Raises ``InvalidRequest`` if unknown."""
+        """Frees an adapter; what was computed with it stays in the cache. Raises ``ModelNotFound`` if unknown."""
         self._adapters.unload(lora_name)
 
     def get_metrics(self) -> Stats:
