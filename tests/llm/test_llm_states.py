@@ -12,16 +12,22 @@ from transformers import GenerationConfig
 
 from radixkv import LLM, BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 from radixkv.checkpoints import resolve
+from support import hits_in_bfloat16
 from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
 from support.device_support import HYBRIDS, load_oracle, random_ids
+from support.greedy_oracle import check_greedy
 
 END = 2
 """A token that ends a message, as the checkpoint's configuration says."""
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, ignore_eos=True)
+ARCHITECTURES = ["qwen3.5", "qwen3.5-moe", "qwen3-next", "nemotron-h"]
+
+of_all_of_qwen = pytest.mark.parametrize("folder", rest_nightly(ARCHITECTURES, kept=(0, 1, 2)), indirect=True)
+"""With every change; other tests run with every change for one architecture."""
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", pytest.param("nemotron-h", marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=rest_nightly(ARCHITECTURES, kept=(0,)))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
     save_checkpoint(folder, **{**HYBRIDS[request.param], "eos_token_id": END})
@@ -29,9 +35,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def opened(folder: Path, **settings: Any) -> LLM:
-    return LLM(
-        folder, device="cpu", dtype="float32", **{"max_model_len": 512, "max_total_tokens": 4096, **settings}
-    )
+    settings = {"dtype": "float32", "max_model_len": 512, "max_total_tokens": 4096, **settings}
+    return LLM(folder, device="cpu", **settings)
 
 
 def text(n: int, seed: int) -> list[int]:
@@ -53,22 +58,42 @@ def bits_of(answer: CompletionOutput) -> Any:
     return [{token: one.logprob for token, one in position.items()} for position in answer.logprobs]
 
 
+SYSTEM = [*text(141, 1), END]
+CHAT = [*SYSTEM, *text(40, 2), END, *text(3, 3)]
+PLAIN = text(300, 7)
+PROMPTS = [
+    CHAT,
+    [*SYSTEM, *text(75, 4), END, *text(3, 3)],
+    [*CHAT[:-3], *text(30, 5), END, *text(60, 6), END, *text(3, 3)],
+    PLAIN,
+    *([*PLAIN[:210], *text(90, seed)] for seed in (8, 9, 10)),
+    PLAIN,
+    CHAT,
+]
+"""The second chat finds the end of the system prompt; each turn that of the one before, though the template has
+changed its answer; prompts without messages find where the one before them forked off."""
+N_CACHED = [0, 128, 128, 0, 0, 192, 192, 256, 128]
+
+
+@of_all_of_qwen
 def test_chats_behind_one_system_prompt_go_on_from_states_with_the_bits_of_cold_ones(folder: Path) -> None:
-    """The second chat finds the end of the system prompt; each turn that of the one before, though the template has
-    changed its answer; prompts without messages find where the one before them forked off."""
-    system = [*text(141, 1), END]
-    first = [*system, *text(40, 2), END, *text(3, 3)]
-    second = [*system, *text(75, 4), END, *text(3, 3)]
-    turn = [*first[:-3], *text(30, 5), END, *text(60, 6), END, *text(3, 3)]
-    plain = text(300, 7)
-    forks = [[*plain[:210], *text(90, seed)] for seed in (8, 9, 10)]
-    prompts = [first, second, turn, plain, *forks, plain, first]
+    """The answers are also those of Transformers, which computes in blocks and rounds differently."""
     with opened(folder, enable_prefix_caching=False) as llm:
-        cold = [bits(one) for one in answers(llm, prompts)]
+        cold = [bits(one) for one in answers(llm, PROMPTS)]
     with opened(folder) as llm:
-        warm = [answers(llm, [one])[0] for one in prompts]
+        warm = [answers(llm, [one])[0] for one in PROMPTS]
     assert [bits(one) for one in warm] == cold
-    assert [one.num_cached_tokens for one in warm] == [0, 128, 128, 0, 0, 192, 192, 256, 128]
+    assert [one.num_cached_tokens for one in warm] == N_CACHED
+    oracle = load_oracle(resolve(str(folder)))
+    check_greedy(oracle, [(one.prompt_token_ids, one.outputs[0].token_ids) for one in warm], margin=0.02)
+
+
+def test_in_bfloat16_prompts_that_go_on_from_states_have_nearly_the_scores_of_cold_ones(folder: Path) -> None:
+    with opened(folder, dtype="bfloat16") as llm:
+        warm = hits_in_bfloat16.answer_prompts(llm, END)
+    assert [one.num_cached_tokens for one in warm] == hits_in_bfloat16.N_CACHED
+    with opened(folder, dtype="bfloat16", enable_prefix_caching=False) as llm:
+        assert hits_in_bfloat16.typical_error(warm, llm) < 0.1
 
 
 def chat(llm: LLM, params: SamplingParams, seed: int = 0, *, n_turns: int = 3, n_left_out: int = 0) -> Any:
@@ -83,13 +108,14 @@ def chat(llm: LLM, params: SamplingParams, seed: int = 0, *, n_turns: int = 3, n
     return turns
 
 
+@of_all_of_qwen
 @pytest.mark.parametrize(
-    "n_left_out", rest_nightly([0, 30], kept=()), ids=["repeats answers", "leaves reasoning out"]
+    "n_left_out", rest_nightly([0, 30], kept=(0,)), ids=["repeats answers", "leaves reasoning out"]
 )
 def test_turns_that_repeat_answers_go_on_from_their_ends_with_the_bits_of_cold_ones(
     folder: Path, n_left_out: int
 ) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=70, logprobs=1, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=45, logprobs=1, ignore_eos=True)
     with opened(folder, enable_prefix_caching=False) as llm:
         cold = chat(llm, params, n_left_out=n_left_out)
     with opened(folder) as llm:
@@ -97,7 +123,7 @@ def test_turns_that_repeat_answers_go_on_from_their_ends_with_the_bits_of_cold_o
         llm._open_loop.check()
     assert [bits(output) for _, output in warm] == [bits(output) for _, output in cold]
     # The last token of an answer is not computed; a generation prompt has three tokens behind a message's end.
-    behind = 69 if not n_left_out else -3
+    behind = 44 if not n_left_out else -3
     ends = [(len(prompt) + behind) // 64 * 64 for prompt, _ in warm]
     assert [output.num_cached_tokens for _, output in warm] == [0, *ends[:-1]]
 

@@ -35,7 +35,9 @@ PROMPTS = [CHAT, [*CHAT, *text(30, 4), END, *text(40, 5), END, *text(3, 3)], [*S
 """A chat, its next turn, and another chat behind the same system prompt."""
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", pytest.param("nemotron-h", marks=pytest.mark.nightly)])
+@pytest.fixture(
+    scope="module", params=rest_nightly(["qwen3.5", "qwen3.5-moe", "qwen3-next", "nemotron-h"], kept=(0,))
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
     save_checkpoint(folder, **{**HYBRIDS[request.param], "eos_token_id": END})

@@ -12,6 +12,7 @@ import pytest
 
 from radixkv import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from radixkv.llm import BeamSearchSequence
+from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
 from support.device_support import HYBRIDS, random_ids
 
@@ -20,7 +21,9 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, ignore_eos=Tr
 SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 512, "load_policy": "always"}
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", pytest.param("nemotron-h", marks=pytest.mark.nightly)])
+@pytest.fixture(
+    scope="module", params=rest_nightly(["qwen3.5", "qwen3.5-moe", "qwen3-next", "nemotron-h"], kept=(0,))
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With one KV head, which both ranks have, and of each a part of the states."""
     folder = tmp_path_factory.mktemp(request.param)

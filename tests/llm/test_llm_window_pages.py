@@ -14,14 +14,17 @@ import pytest
 import torch
 
 from radixkv import LLM, BeamSearchParams, RequestOutput, SamplingParams
+from radixkv.checkpoints import resolve
 from radixkv.runtime.cache.window_pages import WindowPages
 from radixkv.runtime.device import factory
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.memory.cpu.slab_pool import SlabPool
 from radixkv.runtime.step.plan import StepPlan
+from support import hits_in_bfloat16
 from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
-from support.device_support import OTHERS, random_ids
+from support.device_support import OTHERS, load_oracle, random_ids
+from support.greedy_oracle import check_greedy
 
 END = 2
 """A token that ends a message, as the checkpoint's configuration says."""
@@ -37,12 +40,17 @@ KINDS = {
         "global_head_dim": 32,
         "num_kv_shared_layers": 1,
     },
+    "gemma4-moe": {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+        "global_head_dim": 32,
+    },
     # A page of a layer with two KV heads of 32 takes as much as one of two layers with two of 16.
     "gemma4-shared": {},
 }
 
 
-of_each_kind = pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(3,)), indirect=True)
+of_each_kind = pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(4,)), indirect=True)
 of_gemma = pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(0,)), indirect=True)
 
 
@@ -55,7 +63,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def opened(folder: Path, **settings: Any) -> LLM:
-    return LLM(folder, device="cpu", dtype="float32", max_model_len=512, **{"max_total_tokens": 2048, **settings})
+    settings = {"dtype": "float32", "max_total_tokens": 2048, **settings}
+    return LLM(folder, device="cpu", max_model_len=512, **settings)
 
 
 def cold_bits(folder: Path, prompts: Sequence[Sequence[int]], params: SamplingParams = PARAMS) -> list[Any]:
@@ -93,10 +102,11 @@ def has_window_pages(llm: LLM) -> bool:
     return llm._open_loop.scheduler.states.window_stats() is not None
 
 
-@of_each_kind
+@pytest.mark.parametrize("folder", KINDS, indirect=True)
 def test_chats_behind_one_system_prompt_find_window_pages_with_the_bits_of_cold_ones(folder: Path) -> None:
     """The second chat finds the end of the system prompt; each turn that of the one before, though the template has
-    changed its answer; prompts without messages find where the one before them forked off."""
+    changed its answer; prompts without messages find where the one before them forked off. The answers are also
+    those of Transformers."""
     system = [*text(141, 1), END]
     first = [*system, *text(40, 2), END, *text(3, 3)]
     second = [*system, *text(75, 4), END, *text(3, 3)]
@@ -117,6 +127,17 @@ def test_chats_behind_one_system_prompt_find_window_pages_with_the_bits_of_cold_
     assert (windows.hits_total, windows.missed_tokens_total, windows.evicted_total) == (6, 208, 0)
     assert 0 < windows.n_tails == windows.tails_kept_total
     assert 0 < windows.n_window_pages == windows.n_window_pages_evictable <= 4 * windows.n_tails
+    oracle = load_oracle(resolve(str(folder)))
+    check_greedy(oracle, [(one.prompt_token_ids, one.outputs[0].token_ids) for one in warm])
+
+
+@of_each_kind
+def test_in_bfloat16_prompts_that_go_on_from_windows_have_nearly_the_scores_of_cold_ones(folder: Path) -> None:
+    with opened(folder, dtype="bfloat16") as llm:
+        warm = hits_in_bfloat16.answer_prompts(llm, END)
+    assert [one.num_cached_tokens for one in warm] == hits_in_bfloat16.N_CACHED
+    with pages_of_all_layers(), opened(folder, dtype="bfloat16", enable_prefix_caching=False) as llm:
+        assert hits_in_bfloat16.typical_error(warm, llm) < 0.1
 
 
 @pytest.mark.parametrize("folder", rest_nightly(KINDS, kept=(2,)), indirect=True)

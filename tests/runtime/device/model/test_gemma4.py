@@ -28,6 +28,7 @@ from support.cold_answers import ColdAnswers
 from support.cpu_server import CpuServer, ids, recorded_logits
 from support.device_support import OTHERS, load_oracle, logits_of, random_ids
 from support.evicting import evict_all
+from support.greedy_oracle import check_greedy
 
 N_NEW = 40
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -111,14 +112,7 @@ def test_greedy_answers_alone_batched_chunked_with_hits_after_evictions_and_pree
         assert [answers(llm, [prompt])[0] for prompt in prompts] == together
     explained = llm.explain({"prompt_token_ids": prompts[-1]})
     assert explained.n_cached > 0
-    oracle = load_oracle(resolve(str(folder)))
-    for prompt, answer in zip(prompts, together, strict=True):
-        with torch.inference_mode():
-            logits = oracle(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-        top = logits.topk(2).values
-        is_clear = top[:, 0] - top[:, 1] > 2e-4
-        assert is_clear.sum() > N_NEW // 2
-        assert torch.equal(logits.argmax(-1)[is_clear], torch.tensor(answer)[is_clear])
+    check_greedy(load_oracle(resolve(str(folder))), zip(prompts, together, strict=True))
 
 
 def test_pages_come_back_from_the_host_and_from_disk_to_the_bit(folder: Path, tmp_path: Path) -> None:
