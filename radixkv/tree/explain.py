@@ -37,7 +37,8 @@ class Explanation(NamedTuple):
     reason: Reason
     """Why the match ended.
 
-    - ``whole``: it did not; every whole page of the prompt is cached.
+    - ``whole``: it did not; every whole page of the prompt is cached, and the state, if any is needed, at the last
+      place from which it can go on.
     - ``evicted``: the next page was cached and has been evicted. Known by its digest, so almost certain.
     - ``other_namespace``: another namespace has more of the prompt cached.
     - ``differs``: the cached pages that continue the match have other tokens, and the next page was never cached.
@@ -46,8 +47,8 @@ class Explanation(NamedTuple):
     - ``evicted_or_never_seen``: ``PageHistory`` may have forgotten the next page.
     - ``invocation``: the cache goes on with the same token, but an activated LoRA acts from it on in one of both
       and not in the other: its invocation has moved, as in the next turn, or it is another adapter.
-    - ``no_state``: more than a block match beyond, but without a state of recurrent layers, or a window tail, to go
-      on from. Fewer are lost at the end of any match, because states are kept at multiples of a block.
+    - ``no_state``: the match goes on where a state of recurrent layers, or a window tail, could be, and is not. Up
+      to a block is lost at the end of any match, because states are kept at multiples of a block.
     """
     n_tokens: int
     """Length of the match in tokens, in whole pages."""
@@ -75,7 +76,7 @@ class Explanation(NamedTuple):
     """Whether prompt and cache have the same text again after their first difference. If so, that difference alone
     prevents more hits. Found if a page of it or more is the same near the difference."""
     n_without_state: int = 0
-    """With ``no_state``: the tokens of the pages that match after ``n_tokens``."""
+    """With ``no_state`` and ``whole``: the tokens of the pages that match after ``n_tokens``."""
 
     @property
     def cached_token(self) -> int | None:
@@ -179,20 +180,24 @@ def explain_match(
     )
 
 
-def explain_state(explanation: Explanation, n_tokens: int, block_tokens: int) -> Explanation:
+def explain_state(explanation: Explanation, n_tokens: int, n_prompt: int, block_tokens: int) -> Explanation:
     """Returns the explanation of a match that ends at a state, after ``n_tokens``. O(1).
 
     Args:
         explanation: of the match of pages.
         n_tokens: position of the state; 0 without one.
+        n_prompt: tokens of the prompt, the last of which is always computed.
         block_tokens: positions of states are multiples of it. If at most so many tokens match after the state, what
-            follows them is why the match ends, not the state.
+            follows them is why the match ends, not the state; in a prompt of which all matches, if the next state
+            would be behind it.
     """
     n_without = explanation.n_tokens - n_tokens
     explanation = explanation._replace(n_tokens=n_tokens, n_partial=0)
-    if n_without > block_tokens:
-        explanation = explanation._replace(reason="no_state", n_without_state=n_without)
-    return explanation
+    is_whole = explanation.reason == "whole"
+    lacks_state = n_tokens + block_tokens < n_prompt if is_whole else n_without > block_tokens
+    if lacks_state:
+        return explanation._replace(reason="no_state", n_without_state=n_without)
+    return explanation._replace(n_without_state=n_without) if is_whole else explanation
 
 
 def _comes_back(rest: bytes, neighbour: Neighbour, page_bytes: int) -> bool:

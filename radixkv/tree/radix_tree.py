@@ -513,7 +513,8 @@ class RadixTree:
         )
         if self.states is None:
             return explanation
-        return explain_state(explanation, self.match(namespace, tokens), self.states.block_tokens)
+        n_prompt = len(tokens) // TOKEN_BYTES
+        return explain_state(explanation, self.match(namespace, tokens), n_prompt, self.states.block_tokens)
 
     def outline(self, *, max_nodes: int, max_visited: int) -> Outline[Node]:
         """Returns the nodes with the most pages in and below them; the cost is that of ``outline``."""

@@ -174,7 +174,7 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     has_own_pin: bool = False
     """Whether there are some and a pin was asked for exactly this prompt, or pins cover all its whole pages."""
     n_without_state: int = 0
-    """For ``no_state``: the tokens of the pages that match after ``n_cached``."""
+    """For ``no_state`` and ``whole``: the tokens of the pages that match after ``n_cached``."""
     adapter_elsewhere: str | None = None
     """For ``other_namespace`` and ``invocation``: digest of the adapter under which the prompt is cached with the
     same salt, empty for the model alone; None if it is cached with another salt, or with the same adapter."""

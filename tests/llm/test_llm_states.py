@@ -256,7 +256,22 @@ def test_an_explanation_says_where_the_nearest_state_is(folder: Path) -> None:
         ("differs", 256, 0),
     ]
     assert [one.first_difference for one in found] == [100, 150, 200, 280]
-    assert (again.reason, again.n_cached, again.n_without_state) == ("whole", 256, 0)
+    assert (again.reason, again.n_cached, again.n_without_state) == ("whole", 256, 16)
+
+
+def test_an_explanation_of_a_prompt_that_is_cached_whole_says_if_a_state_is_missing(folder: Path) -> None:
+    """Where a request finds fewer tokens than pages, a state is missing, or none can be there."""
+    stem = text(300, 1)
+    with opened(folder) as llm:
+        for n in (300, 200, 130):  # states at 256, 192 and 128
+            answers(llm, [stem[:n]])
+        for n in (5, 63, 64, 65, 100, 128, 129, 192, 193, 250, 300):
+            explained = llm.explain({"prompt_token_ids": stem[:n]})
+            (output,) = answers(llm, [stem[:n]])
+            last_place = (n - 1) // 64 * 64
+            assert explained.n_cached == output.num_cached_tokens
+            assert explained.reason == ("whole" if explained.n_cached == last_place else "no_state"), n
+            assert explained.n_cached + explained.n_without_state == n // 16 * 16
 
 
 @pytest.mark.nightly

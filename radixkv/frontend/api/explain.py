@@ -140,15 +140,17 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
         how_much += f"; the first {explained.n_pinned} are pinned for {explained.pin_seconds_left:.0f} s more"
     if explained.is_demoted:
         how_much += "; they are the first to be evicted" + (" after that" if explained.n_pinned else "")
+    pages = f"pages match up to token {explained.n_cached + explained.n_without_state}"
+    state = "state of recurrent layers or windows"
     match explained.reason:
         case "whole" if explained.n_cached == explained.n_tokens - 1:
             why = "the last token of a prompt is always computed"
+        case "whole" if explained.n_without_state:
+            why = f"{pages}, and the next place for a {state} is not before the prompt's last token"
         case "whole" if explained.first_difference is None:
             why = "these are all full pages of the prompt" if explained.n_cached else "the prompt has no full page"
         case "whole" | "differs":
             why = "other requests went on in another way"
-            if explained.n_without_state:
-                why = f"pages match up to token {explained.n_cached + explained.n_without_state}, and {why}"
             if not contents:
                 why += "; a server with --explain-contents shows the tokens"
             elif explained.first_difference is not None:
@@ -170,10 +172,7 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
             why = "the adapter's invocation stands elsewhere in what is cached, so KV differs from there on"
         case "no_state":
             where = f"the nearest one before is at {explained.n_cached}" if explained.n_cached else "none is before"
-            why = (
-                f"pages match up to token {explained.n_cached + explained.n_without_state}, where no state of "
-                f"recurrent layers or windows is kept; {where}"
-            )
+            why = f"{pages}, where no {state} is kept; {where}"
         case _ if contents:
             why = "no earlier request continued from there"
         case _:

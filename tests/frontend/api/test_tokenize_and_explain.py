@@ -188,6 +188,11 @@ B_AND_C = {"prompt_token": {"id": 65, "text": "b"}, "cached_token": {"id": 66, "
         (Explained("e", 9, 0, "whole"), {}, ["0 of 9", "no full page"]),
         (Explained("e", 32, 31, "whole"), {}, ["31 of 32", "last token"]),
         (
+            Explained("e", 150, 128, "whole", n_without_state=16),
+            {"without_state_tokens": 16},
+            ["128 of 150", "pages match up to token 144", "not before the prompt's last token"],
+        ),
+        (
             Explained("e", 400, 64, "no_state", n_without_state=272),
             {"without_state_tokens": 272},
             ["64 of 400", "pages match up to token 336", "state", "at 64"],
