@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Hashable
 from operator import attrgetter
 from typing import NamedTuple
@@ -159,7 +159,7 @@ class ExpectedHeadroom(Headroom):
         if length is None:
             self._unknown[request] = None
             return
-        n_steps = max(1, length - n_outputs)
+        n_steps = max(0, length - n_outputs)  # 0: it has its last row
         if n_growing < n_steps:
             step = self._step + n_growing
             end = _End(step, request.serial, -step, request)  # it keeps its pages: none comes free in that step
@@ -178,7 +178,7 @@ class ExpectedHeadroom(Headroom):
 
     def _foresee_again(self) -> None:
         """Foresees again those that should have ended or stopped growing, and one whose end was unknown."""
-        late = [end.request for end in self._ends[: bisect_right(self._ends, self._step, key=_STEP)]]
+        late = [end.request for end in self._ends[: bisect_left(self._ends, self._step, key=_STEP)]]
         for request in (*late, *([next(iter(self._unknown))] if self._unknown else ())):
             self.stopped(request)
             self._foresee(request)
