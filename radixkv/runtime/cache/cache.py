@@ -284,9 +284,9 @@ class PageCache:
         """Does what ``reserve`` does for pages that a copy fills: window pages are those of its tails, see
         ``WindowPages.reserve_tail``. The block table has none."""
         n_missing = n_pages - len(blocks.pages)
-        if n_missing > self.n_available_to(blocks.namespace):
-            return False
         if n_missing > 0:
+            if n_missing > self.n_available_to(blocks.namespace):
+                return False
             self._take(blocks, n_missing)
         blocks.window = WindowTable(len(blocks.pages))
         return True

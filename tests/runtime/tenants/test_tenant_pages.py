@@ -55,6 +55,23 @@ def test_others_evict_no_page_below_the_floor(policy: str) -> None:
     engine.run_to_the_end()
 
 
+def test_a_copy_that_needs_no_page_has_room_while_others_lack_reserved_ones() -> None:
+    """A lease takes pages that could be evicted for a floor."""
+    engine, namespace = make_engine(FLOOD, KEPT), Namespace("flood")
+    add(engine, "flood", n_prompt=96, max_tokens=1, first=0)
+    engine.run()
+    cache = engine.cache
+    private = cache.open(namespace, token_bytes(prompt(8, 9)))
+    assert cache.reserve(private, 32)
+    found = cache.open(namespace, token_bytes([0, *prompt(95, 0)]))
+    assert cache.n_available_to(namespace) < 0 < found.n_leased
+    assert cache.reserve_copied(found, found.n_leased)
+    assert not cache.reserve_copied(found, found.n_leased + 1)
+    for blocks in (found, private):
+        cache.close(blocks)
+    engine.check_idle()
+
+
 def test_beyond_its_floor_a_tenants_pages_are_evicted_as_all_others() -> None:
     engine = make_engine(FLOOD, KEPT)
     for first in range(5):
