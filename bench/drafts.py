@@ -120,6 +120,8 @@ class ReplayedExecutor:
         self.n_pages = executor.n_pages
         self.vocab_size = executor.vocab_size
         self.window = executor.window
+        self.has_windows = executor.has_windows
+        self.adapters = executor.adapters
         self.n_states = executor.n_states
         self.window_pool = executor.window_pool
         self.uses_shared_runs = executor.uses_shared_runs

@@ -199,7 +199,8 @@ class NullDevice:
 
     device = dtype = kv_dtype = "none"
     n_ranks = 1
-    n_states = window_pool = None
+    n_states = window_pool = adapters = None
+    has_windows = False
     uses_shared_runs = True
     is_asynchronous = True
     splits_drafts = False

@@ -232,7 +232,7 @@ def test_agents_call_tools_at_a_server_and_come_back(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_adapters_take_time_and_are_loaded_beside_steps(tmp_path: Path) -> None:
     lines = run("lora.py", tmp_path, "--small", "--device", "cpu", "--repeat", "1")
-    kinds = ["off", "base", "1 adapter", "half", "8 adapters"]
+    kinds = ["off", "off again", "base", "1 adapter", "half", "8 adapters"]
     of_decode = [("lora decode", rows, kind) for rows in (4, 16) for kind in kinds]
     of_fewshot = [("lora fewshot", None, kind) for kind in ("off", "base", "8 adapters")]
     found = [(line["workload"], line.get("rows"), line.get("kind")) for line in lines]
