@@ -245,8 +245,7 @@ def test_states_and_windows_reach_the_other_server(name: str, tmp_path: Path) ->
     with ExitStack() as stack:
 
         def start(name: str, dtype: str = "float32") -> LiveServer:
-            (tmp_path / name).mkdir()
-            return stack.enter_context(serving(model, tmp_path / name / "errors", *flags, "--dtype", dtype))
+            return stack.enter_context(serving(model, tmp_path / name, *flags, "--dtype", dtype))
 
         prefill, decode, other = start("prefill"), start("decode"), start("other", "bfloat16")
         computed = post(prefill, "/v1/completions", {**body, "max_tokens": 0})

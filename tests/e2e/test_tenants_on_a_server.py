@@ -42,6 +42,7 @@ keys = ["open-b-1"]
 cache_salt = "shared"
 """
 MESSAGES = [{"role": "user", "content": "What does the tenant search see? " * 8}]
+ADAPTER = {"lora_name": "a", "lora_path": "a"}
 SEEN_BODIES: dict[str, dict[str, Any] | None] = {
     "/cache/explain": {"messages": MESSAGES},
     "/cache/invalidate": {"cache_salt": "a salt with one prompt"},
@@ -53,15 +54,19 @@ SEEN_BODIES: dict[str, dict[str, Any] | None] = {
         "sampling_params": {"max_new_tokens": 3, "temperature": 0},
         "return_logprob": True,
     },
+    "/load_lora_adapter": ADAPTER,
     "/sessions/{id}/close": {},
     "/tokenize": {"prompt": "a b"},
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 3, "temperature": 0, "explain_cache": True},
     "/v1/completions": {"prompt": ["a", "b" * 99], "max_tokens": 3, "temperature": 0, "logprobs": 2},
+    "/unload_lora_adapter": ADAPTER,
+    "/v1/load_lora_adapter": ADAPTER,
+    "/v1/unload_lora_adapter": ADAPTER,
     "/v1/messages": {"model": "m", "messages": MESSAGES, "max_tokens": 3, "temperature": 0},
     "/v1/messages/count_tokens": {"model": "m", "messages": MESSAGES},
     "/v1/responses": {"input": MESSAGES, "max_output_tokens": 16, "temperature": 0},
 }
-"""Bodies of all routes that take one and are no operator's."""
+"""Bodies of all routes that take one and change nothing for a tenant's key."""
 CHANGING = re.compile(r"id|created|\w*(_at|latency|_time|_s|_ts)|date|content-length|(x-)?request-id")
 """Names of fields and headers that are new or a time in every reply."""
 PROMPT = "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 4

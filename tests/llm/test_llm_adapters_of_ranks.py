@@ -74,7 +74,7 @@ def two(folders: Path) -> Iterator[LLM]:
 @pytest.fixture
 def llm(two: LLM) -> LLM:
     """Two ranks, without adapters."""
-    for name in [adapter.name for adapter in two._adapters._adapters.values()]:
+    for name in [load.adapter.name for load in two._adapters._names]:
         two.unload_lora_adapter(name)
     two.flush_cache()
     return two

@@ -71,7 +71,8 @@ def test_chats_that_were_evicted_are_loaded_with_the_bits_of_cold_ones(folder: P
 @of_gemma
 def test_host_memory_that_is_too_small_for_all_chats_loses_the_oldest(folder: Path) -> None:
     turns = TURNS[::-1]
-    with opened(folder, **SMALL, **TIERS | {"host_memory_bytes": 125 * 4096}) as llm:
+    n_bytes = int(125 * 4096 * (1.6 if "gemma4" in folder.name else 1))  # windows of Gemma 4 take more
+    with opened(folder, **SMALL, **TIERS | {"host_memory_bytes": n_bytes}) as llm:
         warm, _ = served(llm, [*CHATS, *turns])
         host = llm.get_metrics().host
     assert host is not None
@@ -100,5 +101,6 @@ def test_a_restart_reads_pages_and_windows_from_disk(folder: Path, tmp_path: Pat
 @of_gemma
 @pytest.mark.parametrize("n_bytes", [30000, 5000], ids=["less than a window", "less than a window page"])
 def test_host_memory_without_room_for_a_window_is_refused(folder: Path, n_bytes: int) -> None:
-    with pytest.raises(ConfigError, match="less than a window of 48 tokens takes, 32768"):
+    """Pages of Gemma 4 with shared KV are of more than 5,000 bytes."""
+    with pytest.raises(ConfigError, match="less than (a window of 48 tokens takes, |one page, which takes 8192)"):
         opened(folder, **SMALL, host_memory_bytes=n_bytes)

@@ -26,8 +26,8 @@ STOP = tuple(range(100, 1000, 12))
 def n_pages_foreseen(engine: Engine, n_answer: int) -> int:
     """Steps through the future of running answers of known lengths, with one more of ``n_answer`` tokens.
 
-    They share no pages, and each has its next row already, unless it has its last one. Returns the most pages of one
-    token that they need beyond those of then."""
+    They share no pages, and each has its next row already, unless it has its last one. Returns the most pages of
+    one token that they need beyond those of then."""
     left = [one.max_tokens - one.n_outputs - one.n_output_placeholders - 1 for one in engine.scheduler.running]
     running = engine.scheduler.running
     own = [min(one.n_known + one.n_output_placeholders + 1, one.n_prompt + one.max_tokens) for one in running]

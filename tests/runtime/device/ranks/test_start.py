@@ -168,8 +168,10 @@ from radixkv.runtime.device.ranks.frames import Frames, RankStart, encode
 from radixkv.runtime.device.resolved_config import with_defaults
 from radixkv.settings.config import EngineConfig, ModelConfig
 settings = with_defaults(EngineConfig(ModelConfig("tiny", tensor_parallel_size=2)), "cpu", 64).device_settings
-(ours, theirs), (copies, their_copies) = socket.socketpair(), socket.socketpair()
-inherited = [theirs.fileno(), their_copies.fileno(), os.memfd_create("memory"), os.eventfd(0)]
+sockets = [socket.socketpair() for _ in range(3)]
+(ours, theirs), (_, their_copies), (_, their_adapters) = sockets
+memory = os.memfd_create("memory")
+inherited = [theirs.fileno(), their_copies.fileno(), memory, os.eventfd(0), their_adapters.fileno()]
 subprocess.Popen([sys.executable, "-c", sys.argv[1], *map(str, inherited)], pass_fds=inherited)
 Frames(ours).send(encode(RankStart(1, "{resolve("tiny").folder}", "cpu", settings, os.getpid())))
 time.sleep(600)
