@@ -19,6 +19,8 @@ from radixkv.processes.server_process import running_server
 from support.paths import ROOT
 
 BENCH = ROOT / "bench"
+TICK_S = 0.02
+"""By how much two times of processors may differ that the kernel counts in ticks of 10 ms."""
 WORKLOADS = """
 def fewshot(requests=1000, shared=1000, question=8, output=4):
     return [[([7] * shared + [100 + i] * question, output) for i in range(requests)]]
@@ -159,7 +161,7 @@ def test_processor_time_and_placements_of_an_own_server_are_recorded(tmp_path: P
     assert [line["workload"] for line in lines] == ["fewshot", "multiturn"]
     for line in lines:
         processor = line["processor"]
-        assert processor["frontend_s"] >= processor["frontend_loop_s"] > 0
+        assert processor["frontend_s"] + TICK_S >= processor["frontend_loop_s"] > 0
         assert len(processor["runtimes_s"]) == len(processor["runtimes_pct"]) == 2
         assert max(processor["runtimes_s"]) > 0
         placed = [sum(reasons.values()) for reasons in line["placements"].values()]
