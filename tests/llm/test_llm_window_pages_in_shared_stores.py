@@ -10,6 +10,7 @@ import pytest
 from test_llm_states_in_shared_stores import SHARED, objects, stats
 from test_llm_window_pages import (
     KINDS,
+    KINDS_OF_RANKS,
     cold_bits,
     folder,
     has_window_pages,
@@ -119,7 +120,7 @@ def test_an_invalidated_prefix_is_removed_from_the_store_with_its_windows(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("folder", KINDS, indirect=True)
+@pytest.mark.parametrize("folder", KINDS_OF_RANKS, indirect=True)
 def test_ranks_find_windows_of_as_many_ranks_only(folder: Path, objects: FakeObjects) -> None:
     found = []
     for n_ranks in (1, 2, 2, 1):

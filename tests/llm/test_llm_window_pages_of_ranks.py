@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from test_llm_window_pages import (
     END,
-    KINDS,
+    KINDS_OF_RANKS,
     answers,
     bits,
     folder,
@@ -59,7 +59,7 @@ def one_process(folder: Path, n_slices: int) -> Iterator[LLM]:
             yield llm
 
 
-CASES = [(kind, n) for n in (2, 4) for kind in KINDS]
+CASES = [(kind, n) for n in (2, 4) for kind in KINDS_OF_RANKS]
 
 
 of_ranks = pytest.mark.parametrize(("folder", "n_ranks"), CASES, indirect=["folder"], ids=str)
