@@ -114,7 +114,7 @@ def test_rank_0_gets_all_logits(n_rows: int, vocab_size: int, n_ranks: int) -> N
     cuts = [Shard(rank, n_ranks).head(vocab_size) for rank in range(n_ranks)]
     size = cuts[0].size
     logits = normal(n_rows, vocab_size, dtype=torch.bfloat16)
-    parts = [logits[:, cut.first : cut.first + size].contiguous() for cut in cuts]
+    parts = [logits[:, first : first + size].contiguous() for cut in cuts for first, _ in cut.spans]
     out = poisoned(n_rows, vocab_size, dtype=torch.bfloat16)
     others, flags = meeting(0, n_ranks, n=2)
     gather_logits(addresses(parts), others, size, out)
@@ -159,7 +159,8 @@ def test_parts_of_a_head_are_those_of_the_whole(vocab_size: int, n_ranks: int, i
         out = torch.empty(3, vocab_size, dtype=torch.float16, device=DEVICE)
         assert head(x, out) is out
         cut = Shard(rank, n_ranks).head(vocab_size)
-        check_close(ranks.parts[rank], whole[:, cut.first : cut.first + cut.size])
+        ((first, size),) = cut.spans
+        check_close(ranks.parts[rank], whole[:, first : first + size])
 
 
 def test_exchanges_are_numbered_from_0_in_each_store() -> None:
