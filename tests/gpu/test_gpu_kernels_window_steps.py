@@ -252,7 +252,7 @@ def test_prompts_answers_hits_forks_and_drafts(name: str, has_graphs: bool, tmp_
     world.run((first, 90), (second, 38))
     world.keep_tail(first, 80)
     world.free_behind(first, second)
-    assert first.blocks.window.first == 3
+    assert first.blocks.window.first == 2
     world.run((first, 100), (second, 130))
     world.free_behind(first, second)
     # An answer beside a prompt that takes freed pages, then answers alone.
