@@ -1,0 +1,133 @@
+"""In bfloat16, answers after evictions, preemptions and restarts are as near to exact scores as Transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from radixkv import LLM, RequestOutput, SamplingParams
+from radixkv.checkpoints import resolve
+from support.cases import rest_nightly
+from support.checkpoints import save_checkpoint
+from support.device_support import HYBRIDS, OTHERS, load_oracle, random_ids
+
+RECURRENT = {name: HYBRIDS[name] for name in ("qwen3.5", "qwen3.5-moe", "qwen3-next", "nemotron-h")}
+KINDS: dict[str, dict[str, Any]] = RECURRENT | {
+    name: OTHERS[name] for name in ("gemma4", "gemma4-shared", "gemma4-moe")
+}
+SCARCE = {
+    "few pages": {"max_total_tokens": 720},
+    "preemptions": {"max_total_tokens": 512, "max_num_seqs": 5, "num_reserved_decode_tokens": 0},
+    "host memory": {"max_total_tokens": 720, "host_memory_bytes": "16MiB", "load_policy": "always"},
+}
+
+
+class Oracles:
+    """Transformers' model in float32, with weights that bfloat16 can hold, and in bfloat16."""
+
+    def __init__(self, folder: Path) -> None:
+        checkpoint = resolve(str(folder))
+        self._exact = load_oracle(checkpoint)
+        with torch.no_grad():
+            for parameter in self._exact.parameters():
+                parameter.copy_(parameter.bfloat16().float())
+        self._rounded = load_oracle(checkpoint, torch.bfloat16)
+
+    def check(self, outputs: Sequence[RequestOutput]) -> None:
+        """Checks the scores of all answers' tokens.
+
+        The median is compared: rounding may give a token to another expert, with any error. Transformers scans
+        Mamba2 in float32 up to the norm, so its errors are smaller there.
+        """
+        errors, oracle_errors = [], []
+        for output in outputs:
+            ids = list(output.outputs[0].token_ids)
+            exact = scores(self._exact, output.prompt_token_ids, ids)
+            rounded = scores(self._rounded, output.prompt_token_ids, ids)
+            found = [
+                position[token].logprob
+                for position, token in zip(output.outputs[0].logprobs or (), ids, strict=True)
+            ]
+            errors += [abs(one - other) for one, other in zip(found, exact, strict=True)]
+            oracle_errors += [abs(one - other) for one, other in zip(rounded, exact, strict=True)]
+        assert median(errors) < 1.5 * median(oracle_errors)
+
+
+def scores(model: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
+    """Returns the log probability of each of the answer's tokens."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+    of_tokens: list[float] = logits.float().log_softmax(-1).gather(1, torch.tensor([answer]).T)[:, 0].tolist()
+    return of_tokens
+
+
+@pytest.fixture(scope="module", params=rest_nightly(KINDS, kept=(0, 5)))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bfloat16")
+    save_checkpoint(folder, **KINDS[request.param])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def oracles(folder: Path) -> Oracles:
+    return Oracles(folder)
+
+
+def opened(folder: Path, **settings: Any) -> LLM:
+    settings = {"dtype": "bfloat16", "max_model_len": 512, "max_total_tokens": 4096, **settings}
+    return LLM(folder, device="cpu", **settings)
+
+
+def answers(llm: LLM, prompts: Sequence[Sequence[int]], n_tokens: int = 20) -> list[RequestOutput]:
+    """Samples the tokens: the likeliest ones would be those whose rounding errors are upwards."""
+    params = SamplingParams(temperature=1.0, seed=7, max_tokens=n_tokens, logprobs=1, ignore_eos=True)
+    return llm.generate([{"prompt_token_ids": list(one)} for one in prompts], params, use_tqdm=False)
+
+
+STEMS = [random_ids(n, seed) for n, seed in ((130, 1), (200, 2), (330, 3))]
+PROMPTS = [[*stem[: len(stem) - cut], *random_ids(20 + cut, cut + 4)] for cut in (0, 10, 70) for stem in STEMS]
+
+
+@pytest.mark.parametrize("name", rest_nightly(SCARCE, kept=(1,)))
+def test_scores_with_little_memory_and_many_requests_at_once(folder: Path, oracles: Oracles, name: str) -> None:
+    with opened(folder, **SCARCE[name]) as llm:
+        for _ in range(2):
+            outputs = answers(llm, PROMPTS)
+        metrics = llm.get_metrics()
+        llm._open_loop.check()
+    oracles.check(outputs)
+    assert any(one.num_cached_tokens for one in outputs)
+    assert name != "preemptions" or metrics.preemptions_total > 0
+    assert name != "host memory" or any(one.num_loaded_tokens for one in outputs)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("folder", RECURRENT, indirect=True)
+def test_scores_with_few_states(folder: Path) -> None:
+    with opened(folder, state_memory_bytes=25_000) as llm:
+        for _ in range(2):
+            outputs = answers(llm, PROMPTS)
+        states = llm.get_metrics().states
+    assert states is not None
+    assert states.hits_total > 0
+    assert states.evicted_total > 0
+    Oracles(folder).check(outputs)
+
+
+@pytest.mark.parametrize("is_chunked", rest_nightly([False, True], kept=(1,)), ids=["whole", "in chunks"])
+def test_scores_after_a_restart(folder: Path, oracles: Oracles, tmp_path: Path, is_chunked: bool) -> None:
+    settings = {"host_memory_bytes": "16MiB", "cache_dir": str(tmp_path / "kv"), "load_policy": "always"}
+    if is_chunked:
+        settings |= {"max_num_batched_tokens": 79, "page_size": 8}
+    with opened(folder, **settings) as llm:
+        answers(llm, STEMS)
+    with opened(folder, **settings) as llm:
+        outputs = [answers(llm, [[*stem, *random_ids(30, 9)]])[0] for stem in STEMS]
+    assert all(one.num_fetched_tokens for one in outputs)
+    oracles.check(outputs)
