@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from radixkv import LLM, RequestOutput, SamplingParams
@@ -23,7 +24,7 @@ KINDS: dict[str, dict[str, Any]] = RECURRENT | {
 }
 SCARCE = {
     "few pages": {"max_total_tokens": 720},
-    "preemptions": {"max_total_tokens": 512, "max_num_seqs": 5, "num_reserved_decode_tokens": 0},
+    "preemptions": {"max_total_tokens": 592, "max_num_seqs": 5, "num_reserved_decode_tokens": 0},
     "host memory": {"max_total_tokens": 720, "host_memory_bytes": "16MiB", "load_policy": "always"},
 }
 
@@ -38,33 +39,36 @@ class Oracles:
             for parameter in self._exact.parameters():
                 parameter.copy_(parameter.bfloat16().float())
         self._rounded = load_oracle(checkpoint, torch.bfloat16)
+        self._has_experts = any("expert" in name for name, _ in self._exact.named_parameters())
 
     def check(self, outputs: Sequence[RequestOutput]) -> None:
-        """Checks the scores of all answers' tokens.
+        """Checks the scores of the likeliest first tokens of each answer.
 
-        The median is compared: rounding may give a token to another expert, with any error. Transformers scans
-        Mamba2 in float32 up to the norm, so its errors are smaller there.
+        Wrong states cause 16 times the error of bfloat16, and more. So does rounding that gives a token to another
+        expert, in one answer.
         """
         errors, oracle_errors = [], []
         for output in outputs:
-            ids = list(output.outputs[0].token_ids)
-            exact = scores(self._exact, output.prompt_token_ids, ids)
-            rounded = scores(self._rounded, output.prompt_token_ids, ids)
-            found = [
-                position[token].logprob
-                for position, token in zip(output.outputs[0].logprobs or (), ids, strict=True)
-            ]
-            errors += [abs(one - other) for one, other in zip(found, exact, strict=True)]
-            oracle_errors += [abs(one - other) for one, other in zip(rounded, exact, strict=True)]
-        assert median(errors) < 1.5 * median(oracle_errors)
+            first = (output.outputs[0].logprobs or [{}])[0]
+            ids = list(first)
+            exact = first_scores(self._exact, output.prompt_token_ids)[ids]
+            found = torch.tensor([one.logprob for one in first.values()])
+            errors.append(deviation(found, exact))
+            oracle_errors.append(deviation(first_scores(self._rounded, output.prompt_token_ids)[ids], exact))
+        typical_error = median(oracle_errors)
+        assert median(errors) < 2 * typical_error
+        assert sum(error > 10 * typical_error for error in errors) <= self._has_experts
 
 
-def scores(model: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
-    """Returns the log probability of each of the answer's tokens."""
+def first_scores(model: PreTrainedModel, prompt: Sequence[int]) -> Tensor:
+    """Returns the log probabilities of an answer's first token."""
     with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-    of_tokens: list[float] = logits.float().log_softmax(-1).gather(1, torch.tensor([answer]).T)[:, 0].tolist()
-    return of_tokens
+        logits: Tensor = model(torch.tensor([list(prompt)])).logits[0, -1]
+    return logits.float().log_softmax(-1)
+
+
+def deviation(one: Tensor, other: Tensor) -> float:
+    return (one - other).square().mean().sqrt().item()
 
 
 @pytest.fixture(scope="module", params=rest_nightly(KINDS, kept=(0, 5)))
@@ -80,18 +84,18 @@ def oracles(folder: Path) -> Oracles:
 
 
 def opened(folder: Path, **settings: Any) -> LLM:
-    settings = {"dtype": "bfloat16", "max_model_len": 512, "max_total_tokens": 4096, **settings}
+    settings = {"dtype": "bfloat16", "max_model_len": 448, "max_total_tokens": 4096, **settings}
     return LLM(folder, device="cpu", **settings)
 
 
-def answers(llm: LLM, prompts: Sequence[Sequence[int]], n_tokens: int = 20) -> list[RequestOutput]:
-    """Samples the tokens: the likeliest ones would be those whose rounding errors are upwards."""
-    params = SamplingParams(temperature=1.0, seed=7, max_tokens=n_tokens, logprobs=1, ignore_eos=True)
+def answers(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[RequestOutput]:
+    params = SamplingParams(temperature=0.0, max_tokens=50, logprobs=20, ignore_eos=True)
     return llm.generate([{"prompt_token_ids": list(one)} for one in prompts], params, use_tqdm=False)
 
 
-STEMS = [random_ids(n, seed) for n, seed in ((130, 1), (200, 2), (330, 3))]
-PROMPTS = [[*stem[: len(stem) - cut], *random_ids(20 + cut, cut + 4)] for cut in (0, 10, 70) for stem in STEMS]
+STEMS = [random_ids(n, seed=n) for n in (128, 192, 256, 320, 384)]
+PROMPTS = [[*stem, *random_ids(3, seed)] for seed in (1, 2) for stem in STEMS]
+"""Models of random weights forget soon: a wrong state is seen in tokens that follow it closely."""
 
 
 @pytest.mark.parametrize("name", rest_nightly(SCARCE, kept=(1,)))
@@ -110,7 +114,7 @@ def test_scores_with_little_memory_and_many_requests_at_once(folder: Path, oracl
 @pytest.mark.nightly
 @pytest.mark.parametrize("folder", RECURRENT, indirect=True)
 def test_scores_with_few_states(folder: Path) -> None:
-    with opened(folder, state_memory_bytes=25_000) as llm:
+    with opened(folder, state_memory_bytes=12_000) as llm:
         for _ in range(2):
             outputs = answers(llm, PROMPTS)
         states = llm.get_metrics().states
@@ -128,6 +132,6 @@ def test_scores_after_a_restart(folder: Path, oracles: Oracles, tmp_path: Path, 
     with opened(folder, **settings) as llm:
         answers(llm, STEMS)
     with opened(folder, **settings) as llm:
-        outputs = [answers(llm, [[*stem, *random_ids(30, 9)]])[0] for stem in STEMS]
+        outputs = [answers(llm, [[*stem, *random_ids(3, 9)]])[0] for stem in STEMS]
     assert all(one.num_fetched_tokens for one in outputs)
     oracles.check(outputs)
