@@ -394,7 +394,10 @@ def test_states_count_on_a_gpu_and_have_defaults_of_their_own(hybrid: Checkpoint
     assert 360 << 20 < settings.state_memory_bytes < 369 << 20
     resolve_config(replace(plain, cache=CacheConfig(host_memory_bytes=1 << 20)), hybrid, H100)
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"cache": CacheConfig(state_memory_bytes=100)}, "state_memory_bytes 100 is less than the states of one"),
+        (
+            {"cache": CacheConfig(state_memory_bytes=100)},
+            "state_memory_bytes is 100; the states of one sequence take",
+        ),
         ({"cache": CacheConfig(state_memory_bytes=1 << 40)}, "states of its layers for .* take 102[0-9]"),
         ({"scheduler": SchedulerConfig(max_num_seqs=32_000)}, "max_num_seqs 32000 .*set max_num_seqs or state_mem"),
         ({"cache": CacheConfig(state_memory_bytes=67 << 30)}, "leaves no room for a KV pool"),

@@ -27,7 +27,7 @@ def count_states(config: RecurrentConfig, dtype: torch.dtype, settings: DeviceSe
     n_states = settings.state_memory_bytes // n_bytes
     if settings.state_memory_bytes and not n_states:
         raise ConfigError(
-            f"state_memory_bytes {settings.state_memory_bytes} is less than the states of one sequence, which take "
-            f"{n_bytes} bytes; set --state-memory to a multiple of that"
+            f"state_memory_bytes is {settings.state_memory_bytes}; the states of one sequence take {n_bytes} "
+            "bytes; set it (--state-memory) to that or more, or to 0"
         )
     return n_states

@@ -60,6 +60,12 @@ def parse_heads(
             raise fields.error(f"num_attention_heads {n_heads} is not a multiple of num_key_value_heads {n}")
         if size % 2:
             raise fields.error(f"head_dim {size} is odd; rotary embedding needs an even one")
+        n_rotated = int(size * rotary_factor)
+        if n_rotated % 2 or (rotary_factor and not n_rotated):
+            raise fields.error(
+                f"partial_rotary_factor {rotary_factor:g} rotates {n_rotated} of the {size} dimensions of a head; "
+                "rotary embedding needs an even number of them"
+            )
     heads = [
         LayerHeads(n, size, int(size * rotary_factor), has_values=not (is_key_value and window is None))
         for (n, size), window in zip(sizes, windows, strict=True)

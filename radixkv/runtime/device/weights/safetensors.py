@@ -273,7 +273,9 @@ def _paths(folder: Path) -> list[Path]:
     try:
         file_names = sorted(set(content["weight_map"].values()))
     except (KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from error
+        raise CheckpointError(
+            f"{index} has no weight_map of tensors' names and their files; fetch the checkpoint again"
+        ) from error
     present = set(os.listdir(folder))
     for file_name in file_names:
         if not isinstance(file_name, str) or Path(file_name).name != file_name:

@@ -154,7 +154,7 @@ def ids_of(prompt: list[int]) -> dict[str, list[int]]:
             r"host_memory_bytes 4096 leave \d+ for states",
             marks=pytest.mark.nightly,  # the model is loaded before
         ),
-        ({"state_memory_bytes": 100}, r"state_memory_bytes 100 is less than .* take \d+ bytes; set --state-memory"),
+        ({"state_memory_bytes": 100}, r"state_memory_bytes is 100; .* take \d+ bytes; set it \(--state-memory\)"),
         ({"state_memory_bytes": 1 << 20, "enable_prefix_caching": False}, "needs enable_prefix_caching"),
         ({"state_memory_bytes": 1 << 50}, "state_memory_bytes lower"),
         ({"speculative_config": {"method": "ngram"}}, "leave speculative_config out"),
@@ -181,6 +181,8 @@ def test_settings_that_do_not_go_with_states_are_refused(
         ({"attention_bias": True}, "attention_bias True is not supported"),
         ({"attn_output_gate": False}, "attn_output_gate False is not supported"),
         ({"rope_parameters": {"partial_rotary_factor": 1.5}}, "must be above 0 and at most 1"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.2}}, "partial_rotary_factor 0.2 rotates 3 of the 16"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.01}}, "partial_rotary_factor 0.01 rotates 0 of the 16"),
     ],
 )
 def test_configurations_that_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
