@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.offline import add_sampling_flags, is_utf8, load_llm, sampling_settings
 from radixkv.errors import ConfigError, RadixKVError
-from radixkv.settings.arguments import Parser, add_engine_flags, engine_config, engine_flags
+from radixkv.settings.arguments import Parser, add_engine_flags, answering_config, engine_flags
 from radixkv.settings.client_flags import DEFAULT_URL, add_key_flags, api_key, has_key_flag
 from radixkv.terminal import Progress
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _backend(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> ChatBackend:
     parser: Parser = args.parser
-    config = engine_config(args, model=args.positional_model)
+    config = answering_config(args, model=args.positional_model)
     model = args.positional_model or args.model
     flags = [flag for flag in engine_flags(config) if not flag.startswith("--model=")]
     if args.chat_template is not None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 N_CONTEXT_TOKENS = 12
 """Tokens shown on either side of the end of the match."""
-_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "text", "input_ids")
-"""What completions, vLLM and SGLang call a prompt."""
+_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "text", "input_ids", "input")
+"""What completions, vLLM, SGLang and embeddings call a prompt."""
 _MESSAGES_FIELDS = ("system", "stop_sequences", "thinking", "anthropic_version", "context_management")
 """Fields of Anthropic's Messages that OpenAI's chats do not have."""
 _MESSAGES_PARTS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
@@ -48,6 +48,12 @@ class FirstDifference(msgspec.Struct):
     """The first token where the prompt differs from the cache."""
 
     position: int
+
+
+class ModelInfo(msgspec.Struct):
+    """The response of ``/model_info``."""
+
+    is_generation: bool = True
 
 
 class ExplainResponse(msgspec.Struct):
@@ -205,14 +211,22 @@ def _parsed(text: str, where: str = "") -> list[_Request]:
     if body.get("messages") is not None:
         path = "/v1/messages" if url == "/v1/messages" or _is_for_messages(body) else None
         return [_Request(body, path, where)]
-    prompt = next((body[name] for name in _PROMPT_FIELDS if body.get(name) is not None), None)
-    if prompt is None:
-        return [_Request(body, "/v1/responses", where)] if body.get("input") is not None else []
+    names = [name for name in _PROMPT_FIELDS if body.get(name) is not None]
+    if not names:
+        return []
+    if names == ["input"] and url != "/v1/embeddings" and not _are_texts(body["input"]):
+        return [_Request(body, "/v1/responses", where)]
+    prompt = body[names[0]]
     others = {name: value for name, value in body.items() if name not in _PROMPT_FIELDS}
     if not isinstance(prompt, list) or not all(isinstance(one, str | list) for one in prompt):
         return [_Request({**others, "prompt": prompt}, where=where)]
     places = [where] if len(prompt) == 1 else [f"{where}prompt {number}: " for number in range(1, len(prompt) + 1)]
     return [_Request({**others, "prompt": one}, where=place) for one, place in zip(prompt, places, strict=True)]
+
+
+def _are_texts(given: object) -> bool:
+    """Returns whether an input is a list of an embeddings request: of texts, token ids or lists of these."""
+    return isinstance(given, list) and bool(given) and not any(isinstance(one, dict) for one in given)
 
 
 def _is_for_messages(body: dict[str, Any]) -> bool:
@@ -243,6 +257,9 @@ def _with_flags(request: _Request, args: argparse.Namespace) -> _Request:
 
 def _explained(client: ServerClient, request: _Request) -> ExplainResponse:
     """Returns the server's explanation with the token ids of the prompt."""
+    text = request.body.get("input")
+    if isinstance(text, str) and not client.get("/model_info", ModelInfo).is_generation:
+        request = replace(request, body={**request.body, "prompt": text}, path=None)  # the server makes vectors
     if request.path is not None:
         path = f"/cache/explain?path={request.path}&return_token_ids=true"
         return client.post(path, request.body, ExplainResponse)

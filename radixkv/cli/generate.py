@@ -7,7 +7,7 @@ import argparse
 import msgspec
 
 from radixkv.cli.offline import add_sampling_flags, is_utf8, load_llm, sampling_settings
-from radixkv.settings.arguments import Parser, add_engine_flags, engine_config, whole_number
+from radixkv.settings.arguments import Parser, add_engine_flags, answering_config, whole_number
 
 
 def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
@@ -28,7 +28,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the answer, or several with a numbered line before each; returns the exit code."""
-    config = engine_config(args)
+    config = answering_config(args)
     settings = sampling_settings(args)
     if not is_utf8(args.prompt):
         args.parser.error("the prompt is not UTF-8 text")

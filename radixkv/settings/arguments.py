@@ -158,6 +158,15 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
         parser.error(str(error))
 
 
+def answering_config(args: argparse.Namespace, *, model: str | None = None, seed: int = 0) -> EngineConfig:
+    """Returns ``engine_config`` of a command that asks for answers, which other tasks do not give."""
+    config = engine_config(args, model=model, seed=seed)
+    if (task := config.model.task) != "generate":
+        parser: Parser = args.parser
+        parser.error(f"--task {task} gives no answers; use radixkv serve --task {task}, or LLM.{task} in Python")
+    return config
+
+
 def engine_flags(config: EngineConfig) -> list[str]:
     """Returns flags that reproduce a configuration, but for events and tenants. Default values are left out."""
     flags: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,6 +137,7 @@ def test_bodies_of_messages_and_responses_are_explained_as_the_server_reads_them
         "cached_tokens": 1,
         "prompt_token_ids": [97, 98],
     }
+    server.responses["/model_info"] = lambda _: {"is_generation": True}
     file = tmp_path / "requests.jsonl"
     file.write_text(json.dumps(body, indent=1))
     assert explain(server, "--file", str(file)) == 0
@@ -144,7 +146,7 @@ def test_bodies_of_messages_and_responses_are_explained_as_the_server_reads_them
         "  up to token 1: 'a'",
         "  and from there on: 'b'",
     ]
-    assert server.requests[0][1] == body
+    assert [sent for name, sent, _ in server.requests if name.startswith("/cache/explain")] == [body]
     server.requests.clear()
     file.write_text(json.dumps({"prompt": [97]}) + "\n" + json.dumps({"url": path, "body": body}))
     assert explain(server, "--file", str(file), "--cache-salt", "mine") == 0
@@ -193,6 +195,27 @@ def test_errors_are_one_line(server: FakeServer, tmp_path: Path, capsys: pytest.
     server.responses["/tokenize"] = lambda _: b"[1]"
     assert explain(server, LETTERS) == 1
     assert "/tokenize did not answer with a JSON object" in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("line", "prompts"),
+    [
+        ({"input": LETTERS}, [LETTERS]),
+        ({"input": ["ab", "cd"], "encoding_format": "float"}, ["ab", "cd"]),
+        ({"input": [97, 98]}, [[97, 98]]),
+        ({"url": "/v1/embeddings", "body": {"input": LETTERS}}, [LETTERS]),
+    ],
+)
+def test_inputs_of_embeddings_are_prompts(
+    server: FakeServer, tmp_path: Path, line: dict[str, Any], prompts: list[str | list[int]]
+) -> None:
+    """A single text is for embeddings if the server makes them."""
+    server.responses["/model_info"] = lambda _: {"is_generation": False}
+    path = tmp_path / "requests.jsonl"
+    path.write_text(json.dumps(line))
+    assert explain(server, "--file", str(path)) == 0
+    explained = [body["prompt"] for name, body, _ in server.requests if name == "/cache/explain"]
+    assert explained == [list(map(ord, one)) if isinstance(one, str) else one for one in prompts]
 
 
 def test_the_model_and_the_salt_of_a_request_are_asked_for(server: FakeServer, tmp_path: Path) -> None:

@@ -139,3 +139,14 @@ def test_pythons_ctrl_c_handler_is_restored_after_loading_and_others_are_left_al
             assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("command", [["generate", "hi"], ["chat", "tiny"], ["bench"]])
+@pytest.mark.parametrize("task", ["embed", "score"])
+def test_commands_that_ask_for_answers_refuse_other_tasks_before_a_model_is_loaded(
+    command: list[str], task: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--task", task])
+    assert ended.value.code == 2
+    assert f"use radixkv serve --task {task}, or LLM.{task} in Python" in capsys.readouterr().err

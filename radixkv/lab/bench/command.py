@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.flags import OVERRIDES, add_load_flags, add_output_flags, check_load_ranges
-from radixkv.settings.arguments import Parser, add_engine_flags, engine_config, engine_flags
+from radixkv.settings.arguments import Parser, add_engine_flags, answering_config, engine_flags
 from radixkv.settings.client_flags import add_key_flags, api_key, has_key_flag
 from radixkv.settings.config import EngineConfig
 from radixkv.terminal import Progress
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         The exit code: 1 if a request failed, the server died, or outputs depend on the cache; 130 if the run was
         interrupted.
     """
-    config = engine_config(args)
+    config = answering_config(args)
     _check_combination(args, config)
     check_load_ranges(args)
     from radixkv.lab.bench.output import check_outputs
