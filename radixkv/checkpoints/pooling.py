@@ -62,15 +62,18 @@ def read_normalizes(folder: Path) -> bool:
     try:
         modules = {str(one["type"]).rpartition(".")[2]: str(one["path"]) for one in json.loads(text)}
     except (ValueError, RecursionError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path} is not a list of modules: {error}; fetch the checkpoint again") from error
+        raise CheckpointError(
+            f"{path} is not a list of modules with their type and path; fetch the checkpoint again"
+        ) from error
     others = modules.keys() - {"Transformer", "Pooling", "Normalize"}
     if others:
         raise CheckpointError(
             f"{path}: the modules {', '.join(sorted(others))} are not supported; this release has Transformer, "
             "Pooling and Normalize"
         )
-    if (name := modules.get("Pooling")) is not None:
-        _check_pooling(folder / Path(name).name / "config.json")
+    if (name := modules.get("Pooling")) is None:
+        raise CheckpointError(f"{path} lists no Pooling; embeddings need one of the last token")
+    _check_pooling(folder / Path(name).name / "config.json")
     return "Normalize" in modules
 
 

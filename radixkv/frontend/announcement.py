@@ -40,7 +40,12 @@ def _url(host: str, port: int) -> str:
 
 def _first_request(served_model: ServedModel, url: str, *, needs_key: bool) -> str:
     """Returns a command that asks the server for an answer, in a form that the model takes."""
-    if served_model.tokenizer is None:
+    if served_model.task == "score":
+        path, body = "rerank", '{"query": "Who lays eggs?", "documents": ["Hens lay eggs.", "Cows give milk."]}'
+    elif served_model.task == "embed":
+        path = "embeddings"
+        body = '{"input": "Hens lay eggs."}' if served_model.tokenizer else '{"input": [1, 2, 3]}'
+    elif served_model.tokenizer is None:
         path, body = "completions", '{"prompt": [1, 2, 3]}'
     elif served_model.chat_template is None:
         path, body = "completions", '{"prompt": "The capital of France is"}'

@@ -55,7 +55,14 @@ CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; nobody reads it."""
 
 ROUTES_OF_TASKS: Mapping[Task, Sequence[str]] = {
-    "generate": ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"),
+    "generate": (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/generate",
+    ),
     "embed": ("/v1/embeddings",),
     "score": ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
 }

@@ -85,8 +85,8 @@ class MissCounts:
 
     def add(self, done: Done) -> None:
         """Counts a request. O(1), and O(``MAX_PLACES``) for a miss at a new place."""
-        if not done.n_output_tokens:
-            return  # it was cancelled before its prompt was computed
+        if not done.n_output_tokens and done.finish_reason != "stop":
+            return  # it was cancelled before its prompt was computed; prompts without answers stop at their end
         self.n_requests += 1
         self.n_prompt += done.n_prompt_tokens
         n_lost = done.n_prompt_tokens - done.cache_use.n_cached

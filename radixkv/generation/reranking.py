@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.errors import ConfigError, InvalidRequest
+from radixkv.errors import ConfigError, InvalidRequest, shortened
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import Pooling
 
@@ -17,6 +17,7 @@ _BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 )
+_SPECIAL = ("<|im_start|>", "<|im_end|>")
 _AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
@@ -29,14 +30,19 @@ def answer_pooling(tokenizer: Tokenizer | None) -> Pooling:
     """Returns the request for the logits of ``no`` and ``yes``.
 
     Raises:
-        ConfigError: there is no tokenizer, or it does not have both as tokens.
+        ConfigError: there is no tokenizer, or it has not both as tokens, or not those that begin and end messages.
     """
     ids = [] if tokenizer is None else [tokenizer.token_id(name) for name in ("no", "yes")]
     found = tuple(one for one in ids if one is not None)
-    if len(found) != 2:
+    if tokenizer is None or len(found) != 2:
         raise ConfigError(
             "task score needs a tokenizer with the tokens yes and no, whose logits are the score; use a reranker "
             "such as Qwen/Qwen3-Reranker-0.6B, with its tokenizer"
+        )
+    if missing := [name for name in _SPECIAL if name not in tokenizer.special_ids(_SPECIAL)]:
+        raise ConfigError(
+            f"task score needs a tokenizer with the special token {missing[0]}, which the prompts of "
+            "Qwen3-Reranker have; use a reranker such as Qwen/Qwen3-Reranker-0.6B, with its tokenizer"
         )
     return Pooling(found)
 
@@ -52,16 +58,27 @@ def text_pairs(
         fields: what errors call both.
 
     Raises:
-        InvalidRequest: the numbers do not fit.
+        InvalidRequest: the numbers do not fit, or something is no text.
     """
-    first = [queries] if isinstance(queries, str) else list(queries)
-    second = [documents] if isinstance(documents, str) else list(documents)
+    first, second = _texts(queries, fields[0]), _texts(documents, fields[1])
     if not second:
         raise InvalidRequest(f"{fields[1]} has no texts; give one or more", param=fields[1])
     if len(first) not in (1, len(second)):
         raise InvalidRequest(
-            f"{fields[0]} has {len(first)} texts and {fields[1]} has {len(second)}; give one {fields[0]}, or as "
-            f"many as {fields[1]}",
+            f"{fields[0]} has {len(first)} texts and {fields[1]} has {len(second)}; give one text, or as many "
+            f"as {fields[1]}",
             param=fields[0],
         )
     return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
+
+
+def _texts(given: object, field: str) -> list[str]:
+    """Returns a text, or a list of texts, as a list."""
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray):
+        raise InvalidRequest(f"{field} is {shortened(given)}; give a text, or a list of texts", param=field)
+    for index, one in enumerate(given):
+        if not isinstance(one, str):
+            raise InvalidRequest(f"{field}[{index}] is {shortened(one)}; it must be text", param=field)
+    return list(given)

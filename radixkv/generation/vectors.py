@@ -30,7 +30,7 @@ def embedding(state: bytes, dimensions: int | None, *, normalizes: bool) -> NDAr
 
 def check_dimensions(dimensions: int | None, hidden_size: int) -> None:
     """Raises ``InvalidRequest`` unless an embedding of ``hidden_size`` values has as many."""
-    if dimensions is not None and not 1 <= dimensions <= hidden_size:
+    if dimensions is not None and not (type(dimensions) is int and 1 <= dimensions <= hidden_size):
         raise InvalidRequest(
             f"dimensions is {shortened(dimensions)}; embeddings of this model have 1 to {hidden_size}",
             param="dimensions",

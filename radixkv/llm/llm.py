@@ -99,6 +99,8 @@ _SERVER_HINTS = {name: f"radixkv serve --{name.replace('_', '-')}" for name in _
 # Other engines have more settings than the table lists, so only what is nearly a known name counts as misspelt.
 _LLM_NAMES = SettingNames(Place.LLM, "LLM", ConfigError, hints=_SERVER_HINTS, typo_cutoff=0.8)
 _GENERATE_NAMES = SettingNames(Place.LLM_GENERATE, "LLM.generate", ConfigError, hints=_SAMPLING_HINTS)
+_EMBED_NAMES = SettingNames(Place.LLM_EMBED, "LLM.embed", ConfigError)
+_SCORE_NAMES = SettingNames(Place.LLM_SCORE, "LLM.score", ConfigError)
 _BEAM_SEARCH_NAMES = SettingNames(Place.LLM_GENERATE, "LLM.beam_search", ConfigError, hints=_BEAM_SEARCH_HINTS)
 _CHAT_NAMES = SettingNames(Place.LLM_CHAT, "LLM.chat", ConfigError, hints=_SAMPLING_HINTS)
 
@@ -339,6 +341,7 @@ class LLM:
         Raises:
             RequestError: the template rejects a conversation, or as in ``generate``.
         """
+        self._require("generate")
         texts = [
             self._chats.text(
                 conversation,
@@ -404,8 +407,14 @@ class LLM:
             for _ in run:
                 yield request.output()
 
+    @takes_other_names(_EMBED_NAMES)
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, *, dimensions: int | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        use_tqdm: bool = True,
+        *,
+        dimensions: int | None = None,
+        **settings: object,
     ) -> list[EmbeddingRequestOutput]:
         """Returns the embedding of each prompt, in the order of the prompts. Needs ``task="embed"``.
 
@@ -415,6 +424,7 @@ class LLM:
             prompts: as in ``generate``.
             use_tqdm: as in ``generate``.
             dimensions: how many of the leading values to keep, which then have length 1; None: all.
+            settings: settings that only vLLM has, as in ``LLM``.
 
         Raises:
             RequestError: as in ``generate``.
@@ -430,6 +440,7 @@ class LLM:
             outputs.append(EmbeddingRequestOutput(request.submit.id, request.prompt_token_ids, n_cached, output))
         return outputs
 
+    @takes_other_names(_SCORE_NAMES)
     def score(
         self,
         queries: str | Sequence[str],
@@ -437,6 +448,7 @@ class LLM:
         use_tqdm: bool = True,
         *,
         instruction: str = DEFAULT_INSTRUCTION,
+        **settings: object,
     ) -> list[ScoringRequestOutput]:
         """Returns how well each document matches its query, in the order of the documents. Needs ``task="score"``.
 
@@ -445,12 +457,15 @@ class LLM:
             documents: a text or a list of texts.
             use_tqdm: as in ``generate``.
             instruction: says what a match is.
+            settings: settings that only vLLM has, as in ``LLM``.
 
         Raises:
             RequestError: as in ``generate``.
         """
         self._require("score")
         pairs = text_pairs(queries, documents, ("queries", "documents"))
+        if not isinstance(instruction, str):
+            raise InvalidRequest(f"instruction is {shortened(instruction)}; it must be text", param="instruction")
         tokenizer = self._model.require_tokenizer("queries")
         prompts = (
             (tokenizer.encode(reranker_prompt(query, document, instruction), adds_special_tokens=False), "")

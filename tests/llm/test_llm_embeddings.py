@@ -15,7 +15,13 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM
 
 from radixkv import EmbeddingRequestOutput, SamplingParams
-from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest, NumericalFailure
+from radixkv.errors import (
+    CheckpointError,
+    ContextLengthExceeded,
+    InvalidRequest,
+    NumericalFailure,
+    UnsupportedFeature,
+)
 from radixkv.llm import LLM
 from support.checkpoints import edited_config, edited_tensors, save_checkpoint
 from support.device_support import OTHERS, random_ids
@@ -152,8 +158,31 @@ def test_each_task_refuses_the_calls_of_others(qwen3: Path) -> None:
         ):
             with pytest.raises(InvalidRequest, match="task='generate'"):
                 call()
+            with pytest.raises(InvalidRequest, match="task='generate'"):
+                llm.chat([{"role": "user", "content": "hi"}])  # not the missing template
     with LLM(qwen3, **SIZES) as llm, pytest.raises(InvalidRequest, match="task='embed'"):
         llm.embed([1, 2], use_tqdm=False)
+
+
+def test_settings_of_vllm_are_refused_by_name_unless_they_ask_for_nothing(qwen3: Path) -> None:
+    with LLM(qwen3, task="embed", **SIZES) as llm:
+        for name, value in (
+            ("truncate_prompt_tokens", 4),
+            ("pooling_params", object()),
+            ("lora_request", "a"),
+            ("normalize", False),
+            ("instruction", "Find it."),
+            ("tokenization_kwargs", {"a": 1}),
+            ("nonsense", 1),
+        ):
+            with pytest.raises(UnsupportedFeature, match=name):
+                llm.embed([1, 2], use_tqdm=False, **{name: value})
+        nothing = {"pooling_params": None, "lora_request": None, "normalize": True}
+        (plain,), (other,) = llm.embed([1, 2], use_tqdm=False), llm.embed([1, 2], use_tqdm=False, **nothing)  # type: ignore[arg-type]
+        for wrong in ("8", 1.5, True):
+            with pytest.raises(InvalidRequest, match="dimensions is"):
+                llm.embed([1, 2], use_tqdm=False, dimensions=wrong)  # type: ignore[arg-type]
+    assert plain.outputs.embedding == other.outputs.embedding
 
 
 POOLING = {"word_embedding_dimension": 48, "pooling_mode_cls_token": False, "pooling_mode_lasttoken": True}
@@ -197,6 +226,8 @@ def test_modules_of_sentence_transformers_decide_whether_vectors_have_length_one
         (MODULES, {"pooling_mode": "mean"}, "mean"),
         (MODULES, {}, "mean_tokens"),
         (["Transformer", "Pooling", "Dense"], POOLING, "Dense"),
+        (["Transformer"], POOLING, "no Pooling"),
+        ([], POOLING, "no Pooling"),
     ],
 )
 def test_other_pooling_is_refused_by_name(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from radixkv.errors import CheckpointError, ConfigError, InvalidRequest
+from radixkv.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedFeature
 from radixkv.llm import LLM
 from support.checkpoints import save_checkpoint
 from support.small_tokenizers import byte_letters, with_yes_and_no
@@ -99,6 +99,10 @@ def test_a_model_is_refused_whose_scores_are_not_known(tmp_path: Path) -> None:
     save_reranker(tmp_path / "mute", byte_letters())
     with pytest.raises(ConfigError, match="the tokens yes and no"):
         LLM(tmp_path / "mute", task="score", **SIZES)
+    (tmp_path / "flat").mkdir()
+    save_reranker(tmp_path / "flat", byte_letters([("y", "e"), ("ye", "s"), ("n", "o")], special=["<|im_end|>"]))
+    with pytest.raises(ConfigError, match=r"special token <\|im_start\|>"):
+        LLM(tmp_path / "flat", task="score", **SIZES)
 
 
 def test_numbers_of_queries_and_documents_must_fit(reranker: Path) -> None:
@@ -112,3 +116,26 @@ def test_numbers_of_queries_and_documents_must_fit(reranker: Path) -> None:
                 llm.score(queries, documents, use_tqdm=False)
         with pytest.raises(InvalidRequest, match="task='embed'"):
             llm.embed("eggs", use_tqdm=False)
+
+
+def test_what_is_no_text_is_refused_by_name(reranker: Path) -> None:
+    """Other values would be scored as what Python shows of them."""
+    with LLM(reranker, task="score", **SIZES) as llm:
+        for queries, documents, named in (
+            ("a", [{"text": "b"}], r"documents\[0\] is \{'text': 'b'\}"),
+            ("a", {"content": []}, "documents is"),
+            ("a", ["b", 5], r"documents\[1\] is 5"),
+            ([[1, 2]], ["b"], r"queries\[0\] is \[1, 2\]"),
+            ("a", None, "documents is None"),
+            (None, "a", "queries is None"),
+            ("a", b"b", "documents is"),
+        ):
+            with pytest.raises(InvalidRequest, match=f"^{named}"):
+                llm.score(queries, documents, use_tqdm=False)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="instruction is 5"):
+            llm.score("a", "b", use_tqdm=False, instruction=5)  # type: ignore[arg-type]
+        for name in ("chat_template", "truncate_prompt_tokens", "lora_request", "pooling_params", "nonsense"):
+            with pytest.raises(UnsupportedFeature, match=name):
+                llm.score("a", "b", use_tqdm=False, **{name: "x"})
+        (score,) = llm.score("a", "b", use_tqdm=False, lora_request=None)  # vLLM's default asks for nothing
+    assert 0 < score.outputs.score < 1

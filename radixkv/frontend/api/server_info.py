@@ -80,7 +80,7 @@ def add_server_info_routes(
             {
                 "model_path": served_model.root,
                 "tokenizer_path": settings["tokenizer"] or served_model.root,
-                "is_generation": True,
+                "is_generation": served_model.task == "generate",
                 "preferred_sampling_params": dict(served_model.default_sampling) or None,
                 "max_model_len": served_model.max_prompt_and_answer,
                 "vocab_size": served_model.ready.vocab_size,

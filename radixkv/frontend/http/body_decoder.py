@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -78,6 +78,8 @@ class BodyDecoder(Generic[RequestT]):
         self._fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
         self._known = frozenset(kind.__struct_fields__) - refused.keys()
         self._spelling = KnownFields({*self._known, *refused})
+        hints = get_type_hints(kind)
+        self._choices = {name: [*_literals(hints[name])] for name in kind.__struct_fields__ if name in hints}
 
     def decode(self, body: bytes, max_prompt_tokens: int, misspelt: dict[str, str] | None = None) -> RequestT:
         """Decodes a body. O(length), in steps that take a few milliseconds for a megabyte.
@@ -109,7 +111,10 @@ class BodyDecoder(Generic[RequestT]):
         except msgspec.ValidationError as error:
             text = str(error)
             field = _AT_FIELD.search(text) or _MISSING_FIELD.search(text)
-            raise InvalidRequest(describe_validation_error(text), param=field.group(1) if field else None) from None
+            choices = self._choices.get(field.group(1), ()) if field else ()
+            raise InvalidRequest(
+                describe_validation_error(text, choices), param=field.group(1) if field else None
+            ) from None
         except RecursionError:
             raise InvalidRequest("the body is nested too deeply") from None
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -161,6 +166,15 @@ class BodyDecoder(Generic[RequestT]):
             self._checks[name](raw, max_prompt_tokens)
         elif len(raw) > MAX_FIELD_BYTES:
             raise InvalidRequest(f"{name} has {len(raw)} bytes of JSON; at most {MAX_FIELD_BYTES}", param=name)
+
+
+def _literals(kind: object) -> Iterator[str]:
+    """Yields the texts that a type allows, if it is a ``Literal`` or has one."""
+    for one in get_args(kind):
+        if isinstance(one, str):
+            yield one
+        else:
+            yield from _literals(one)
 
 
 def _check_keys(body: bytes) -> None:

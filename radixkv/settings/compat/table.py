@@ -21,6 +21,8 @@ class Place(Flag):
     LLM = auto()
     LLM_GENERATE = auto()
     LLM_CHAT = auto()
+    LLM_EMBED = auto()
+    LLM_SCORE = auto()
     SAMPLING = auto()
     """``SamplingParams``."""
     COMPLETIONS = auto()
@@ -44,7 +46,8 @@ class Place(Flag):
 
 
 ENGINE = Place.FLAG | Place.LLM
-CALLS = Place.LLM_GENERATE | Place.LLM_CHAT
+POOLED_CALLS = Place.LLM_EMBED | Place.LLM_SCORE
+CALLS = Place.LLM_GENERATE | Place.LLM_CHAT | POOLED_CALLS
 OPENAI = Place.COMPLETIONS | Place.CHATS | Place.TEXT
 BODIES = OPENAI | Place.GENERATE
 PARAMETERS = Place.SAMPLING | OPENAI
@@ -311,17 +314,37 @@ REFUSED = (
     Refused(
         "prompts are not truncated",
         {
-            PARAMETERS | POOLED: "truncate_prompt_tokens",
+            PARAMETERS | POOLED | POOLED_CALLS: "truncate_prompt_tokens",
             OPENAI | POOLED: "truncation_side",
             CALLS: "tokenization_kwargs",
             Place.EMBEDDINGS: "truncate",
-            Place.RERANK: "max_tokens_per_doc max_chunks_per_doc",
+            Place.RERANK: "max_tokens_per_doc max_chunks_per_doc max_tokens_per_query max_query_tokens",
         },
     ),
     Refused("", {Place.EMBEDDINGS: "messages"}, "use input"),
     Refused("a document is one text", {Place.RERANK: "rank_fields"}, "send the fields in that text"),
     Refused("texts have no types", {Place.EMBEDDINGS: "input_type task"}, "write what the model expects in input"),
-    Refused("", {Place.RERANK: "queries data_1"}, "use query, or text_1"),
+    Refused(
+        "texts are computed as they are",
+        {Place.EMBEDDINGS: "instruction instruct prompt_name", Place.LLM_EMBED: "instruction prompt_name"},
+        "write the instruction into the texts",
+    ),
+    Refused(
+        "an embedding is the last token's state",
+        {Place.EMBEDDINGS: 'pooling="last"|"lasttoken"|"LAST"', Place.LLM_EMBED: "pooling_params"},
+        "use dimensions for a part of it, or leave it out",
+    ),
+    Refused("", {Place.RERANK: "instruct"}, "use instruction"),
+    Refused(
+        "the prompt is that of Qwen3-Reranker",
+        {Place.RERANK: "chat_template chat_template_kwargs", Place.LLM_SCORE: "chat_template"},
+        "use instruction to say what a match is",
+    ),
+    Refused("", {Place.RERANK: "queries data_1"}, "use query on /v1/rerank, or text_1 on /v1/score"),
+    Refused(
+        "tasks embed and score have no adapters yet",
+        {POOLED_CALLS: "lora_request"},
+    ),
     Refused(
         "values are float32",
         {
@@ -334,12 +357,19 @@ REFUSED = (
     Refused("", {Place.EMBEDDINGS: "output_dimension"}, "use dimensions", same_as="dimensions"),
     Refused(
         "a vector has the length that the checkpoint gives it",
-        {Place.EMBEDDINGS: "normalize=true normalized=true normalize_embeddings=true use_activation=true"},
+        {
+            Place.EMBEDDINGS: "normalize=true normalized=true normalize_embeddings=true use_activation=true",
+            Place.LLM_EMBED: "normalize=true use_activation=true",
+        },
     ),
     Refused("each text is computed alone", {Place.EMBEDDINGS: "late_chunking=false"}),
     Refused(
         "a score is the probability of yes",
-        {Place.RERANK: "use_activation=true activation=true softmax=true raw_scores=false"},
+        {
+            Place.RERANK: "use_activation=true activation=true softmax=true raw_scores=false apply_softmax=true "
+            "label_token_ids",
+            Place.LLM_SCORE: "pooling_params use_activation=true",
+        },
     ),
     Refused("a server has one task", {Place.RERANK: "return_embeddings=false"}, "use --task embed for embeddings"),
     Refused(
@@ -367,7 +397,7 @@ REFUSED = (
     Refused("", {Place.LLM_GENERATE: "prompt_token_ids"}, "use prompts"),
     Refused("", {OPENAI: "input_ids"}, "use prompt, which takes token ids in completions"),
     Refused("", {OPENAI: "sampling_params extra_body"}, "give its fields at the top level of the body"),
-    Refused("", {OPENAI: "max_new_tokens max_token"}, "use max_tokens"),
+    Refused("", {OPENAI: "max_new_tokens", Place.COMPLETIONS | Place.CHATS: "max_token"}, "use max_tokens"),
     Refused("", {OPENAI: "min_new_tokens=0"}, "use min_tokens"),
     Refused("", {OPENAI: "no_stop_trim=false"}, "use include_stop_str_in_output"),
     Refused("", {Place.COMPLETIONS: "max_completion_tokens"}, "use max_tokens", same_as="max_tokens"),

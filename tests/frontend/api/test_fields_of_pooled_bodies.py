@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.errors import UnsupportedFeature
+from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.frontend.api.embeddings.schema import parse_embedding
 from radixkv.frontend.api.rerank.schema import parse_rerank, parse_score
 
@@ -30,7 +30,15 @@ EMBEDDING, RERANKING, SCORE = {"input": "a"}, {"query": "a", "documents": ["b"]}
         (parse_embedding, EMBEDDING, "embed_dtype", ["float16", "bfloat16", "fp8_e4m3"], ["float32"]),
         (parse_embedding, EMBEDDING, "endianness", ["big"], ["native", "little"]),
         (parse_embedding, EMBEDDING, "late_chunking", [True], [False]),
+        (parse_embedding, EMBEDDING, "instruction", ["Find it."], [None, ""]),
+        (parse_embedding, EMBEDDING, "prompt_name", ["query"], [None]),
+        (parse_embedding, EMBEDDING, "pooling", ["mean", "cls"], ["last", "lasttoken"]),
         (parse_score, SCORE, "use_activation", [False], [True]),
+        (parse_score, SCORE, "apply_softmax", [False], [True]),
+        (parse_score, SCORE, "label_token_ids", [[1, 2]], [None]),
+        (parse_rerank, RERANKING, "instruct", ["Find it."], [None]),
+        (parse_rerank, RERANKING, "chat_template", ["x"], [None]),
+        (parse_rerank, RERANKING, "max_tokens_per_query", [9], [None]),
         (parse_score, SCORE, "activation", [False], [True]),
         (parse_score, SCORE, "softmax", [False], [True]),
         (parse_rerank, RERANKING, "use_activation", [False], [True]),
@@ -51,3 +59,9 @@ def test_what_changes_the_result_is_refused_by_name(
         with pytest.raises(UnsupportedFeature, match=f"^{field} ") as error:
             parse(json.dumps(body | {field: value}).encode(), 100)
         assert error.value.param == field
+
+
+def test_a_wrong_format_is_told_those_that_there_are() -> None:
+    for wrong in ("int8", "", "é"):
+        with pytest.raises(InvalidRequest, match="^encoding_format must be float or base64$"):
+            parse_embedding(json.dumps(EMBEDDING | {"encoding_format": wrong}).encode(), 100)

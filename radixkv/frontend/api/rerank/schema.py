@@ -15,6 +15,8 @@ class TextDocument(msgspec.Struct):
     """A document as an object."""
 
     text: str
+    image: object = None
+    image_url: object = None
 
 
 class PairFields(msgspec.Struct, kw_only=True):
@@ -43,6 +45,14 @@ class RerankRequest(PairFields, kw_only=True):
     def texts(self) -> list[str]:
         """The texts of the documents."""
         return [one if isinstance(one, str) else one.text for one in self.documents]
+
+    def check_documents(self) -> None:
+        """Raises ``InvalidRequest`` for a document that is not a text only."""
+        for index, one in enumerate(self.documents):
+            if isinstance(one, TextDocument) and (one.image is not None or one.image_url is not None):
+                raise InvalidRequest(
+                    f"documents[{index}] has an image; this model reads text only, leave it out", param="documents"
+                )
 
 
 class ScoreRequest(PairFields, kw_only=True):
@@ -77,4 +87,5 @@ def parse_rerank(body: bytes, max_prompt_tokens: int, misspelt: dict[str, str] |
     request = _rerank.decode(body, max_prompt_tokens, misspelt)
     if request.top_n is not None and request.top_n < 0:
         raise InvalidRequest(f"top_n is {request.top_n}; it must be at least 1, or 0 for all", param="top_n")
+    request.check_documents()
     return request

@@ -86,10 +86,30 @@ def test_other_fields_of_documents_do_not_count_as_texts() -> None:
 
 def test_numbers_of_texts_that_do_not_fit(server: LiveServer) -> None:
     reply = server.http.post("/v1/score", json={"text_1": [QUERY] * 3, "text_2": ["a", "b"]})
-    message = "text_1 has 3 texts and text_2 has 2; give one text_1, or as many as text_2"
+    message = "text_1 has 3 texts and text_2 has 2; give one text, or as many as text_2"
     assert reply.json()["error"]["message"] == message
     reply = server.http.post("/v1/rerank", json={"query": QUERY, "documents": []})
     assert reply.json()["error"]["message"] == "documents has no texts; give one or more"
+
+
+def test_errors_of_documents_name_them(server: LiveServer) -> None:
+    for document, message in (
+        ({}, "documents[0].text is missing; give it"),
+        ({"text": "a", "image_url": {}}, "documents[0] has an image; this model reads text only, leave it out"),
+    ):
+        reply = server.http.post("/v1/rerank", json={"query": QUERY, "documents": [document]})
+        assert reply.json()["error"]["message"] == message
+
+
+def test_what_a_server_tells_of_itself_is_for_its_task(server: LiveServer) -> None:
+    """The line at the start has a request that works; SGLang's clients read ``is_generation``."""
+    assert server.http.get("/model_info").json()["is_generation"] is False
+    for path in ("/v1/messages/count_tokens", "/v1/chat/completions"):
+        assert "--task score" in server.http.post(path, json={}).json()["error"]["message"]
+    before = server.http.get("/cache/doctor").json()
+    post(server, "/v1/rerank", query="Who reads a query that is new?", documents=["a", "b"])
+    after = server.http.get("/cache/doctor").json()
+    assert after["requests"] == before["requests"] + 2
 
 
 def test_other_paths_are_refused_with_those_of_the_task(server: LiveServer) -> None:
@@ -139,6 +159,12 @@ def test_scores_of_pairs(server: LiveServer, expected: dict[str, list[float]]) -
         ("/v1/rerank", {"query": QUERY, "documents": ["a"] * 2049}, "documents", "invalid_request"),
         ("/v1/rerank", {"query": QUERY, "documents": ["a" * 800]}, "documents", "context_length_exceeded"),
         ("/v1/rerank", {"query": QUERY, "documents": [{"title": "a"}]}, None, "invalid_request"),
+        (
+            "/v1/rerank",
+            {"query": QUERY, "documents": [{"text": "a", "image": "b"}]},
+            "documents",
+            "invalid_request",
+        ),
         ("/v1/rerank", {"documents": ["a"]}, "query", "invalid_request"),
         ("/v1/rerank", {"query": QUERY, "documents": ["a"], "top_n": -1}, "top_n", "invalid_request"),
         (
