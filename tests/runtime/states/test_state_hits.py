@@ -163,6 +163,20 @@ def test_prompts_that_arrive_together_wait_for_the_state_of_the_one_that_compute
     assert len({request.last_step for request in requests}) <= 4 or n_tokens < 700
 
 
+@pytest.mark.parametrize("n_shared", rest_nightly(range(130, 430), kept=(0, 62, 198)))
+def test_of_prompts_that_arrive_in_one_step_only_the_first_computes_what_they_share(n_shared: int) -> None:
+    """Each other one computes what it shares behind the last multiple of a block, and what is its own."""
+    one = Engine(3000, 16, n_states=80, state_block_tokens=BLOCK, max_num_batched_tokens=2048, max_num_seqs=64)
+    stem = text(n_shared, 1)
+    prompts = [stem + text(40 + n, 2 + n) for n in range(64)]
+    for prompt in prompts:
+        one.add(prompt, 1)
+    one.run()
+    n_found = n_shared // BLOCK * BLOCK
+    computed = sum(n for _, _, n in one.device.computed)
+    assert computed == sum(map(len, prompts)) - 63 * n_found
+
+
 def test_a_prompt_waits_for_no_state_that_saves_less_than_two_blocks() -> None:
     for n_shared, n_steps in ((127, 1), (128, 2)):
         one = Engine(1500, 16, n_states=20, state_block_tokens=BLOCK, max_num_batched_tokens=2048)
