@@ -252,8 +252,10 @@ def plan_pool(
         kv_budget: of each request; None: answers read all KV.
 
     Raises:
-        ConfigError: no page fits the pool or the host tier.
+        ConfigError: no page fits the pool or the host tier, or so many rows have no states.
     """
+    if 0 < states.n_rows < n_rows:
+        raise ConfigError(f"rows is {n_rows}; states for {states.n_rows} rows fit, so give that or less")
     page = size.page(page_size, kv_cache_dtype)
     memory = MemoryUse(gpu.n_bytes, gpu.n_bytes - size.weight_bytes - states.n_bytes, gpu.taken_bytes)
     settings = DeviceSettings(
@@ -415,6 +417,9 @@ def check_fits(
         in_gib = f"--quantization fp8 makes the weights {in_fp8.weight_bytes / GIB:.1f} GiB"
         enough = "which fits" if fits else f"which needs {_sufficient_gb(in_fp8, gpu, page, request, states)} GB"
         advice = f"{in_gib}, {enough}; {advice}"
+    kept_bytes = states.n_kept * states.bytes_each
+    if kept_bytes > missing:
+        advice = f"--state-memory {(kept_bytes - missing) // GIB}GiB fits; {advice}"
     on_each = "" if size.n_ranks == 1 else " on each GPU"
     raise ConfigError(f"{missing / GIB:.1f} GiB are missing{on_each}: {_needs(size, gpu, page, states)}; {advice}")
 

@@ -212,6 +212,11 @@ def test_no_more_rows_than_have_states(model, planned, capsys):
     assert pool["n_pages"] // 144 > n_rows
     assert (pool["schemes"][-1]["n_rows"], pool["schemes"][-1]["reason"]) == (n_rows, "states")
     assert f"radix 144 pages {n_rows}, limited by states" in " ".join(capsys.readouterr().out.split())
+    assert exit_code(hybrid, "--gpu-memory", "80GB", "--rows", str(n_rows + 1)) == 1
+    assert f"states for {n_rows} rows fit" in capsys.readouterr().err
+    assert exit_code(hybrid, "--gpu-memory", "80GB", "--state-memory", "70GiB") == 1
+    advised = capsys.readouterr().err.partition("--state-memory ")[2].partition(" ")[0]
+    assert exit_code(hybrid, "--gpu-memory", "80GB", "--state-memory", advised) == 0
     few = planned(hybrid, *flags[:2], "--prompt", 100_000)["pools"][0]
     assert (few["schemes"][-1]["n_rows"], few["schemes"][-1]["reason"]) == (few["n_pages"] // 6269, None)
 

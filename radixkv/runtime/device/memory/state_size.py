@@ -28,6 +28,6 @@ def count_states(config: RecurrentConfig, dtype: torch.dtype, settings: DeviceSe
     if settings.state_memory_bytes and not n_states:
         raise ConfigError(
             f"state_memory_bytes is {settings.state_memory_bytes}; the states of one sequence take {n_bytes} "
-            "bytes; set it (--state-memory) to that or more, or to 0"
+            "bytes; set it (--state-memory) to that or more"
         )
     return n_states
