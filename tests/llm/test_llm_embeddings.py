@@ -133,7 +133,11 @@ def test_a_model_without_a_head_can_embed(tmp_path: Path) -> None:
             found.append(vectors(llm.embed(ids, use_tqdm=False)))
     assert found[0].equal(found[1])
     assert found[0].equal(found[2])
-    with pytest.raises(CheckpointError, match="lm_head"):
+    with pytest.raises(CheckpointError, match=r"lacks lm_head.weight; .*--task embed"):
+        LLM(tmp_path / "headless", **SIZES)
+    with edited_config(tmp_path / "headless") as config:
+        config["architectures"] = ["Qwen3Model"]
+    with pytest.raises(CheckpointError, match=r"'Qwen3Model' is not supported.*--task embed"):
         LLM(tmp_path / "headless", **SIZES)
 
 

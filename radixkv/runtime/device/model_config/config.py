@@ -304,7 +304,12 @@ def _architecture(fields: ConfigReader) -> str:
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise fields.error(f"architectures is {names!r}; it must name one of {supported}")
     if names[0] not in ARCHITECTURES:
-        raise fields.error(f"architecture {names[0]!r} is not supported; this release supports {supported}")
+        advice = (
+            "; a decoder without an output head makes embeddings: --task embed"
+            if names[0].endswith("Model")
+            else ""
+        )
+        raise fields.error(f"architecture {names[0]!r} is not supported; this release supports {supported}{advice}")
     return names[0]
 
 

@@ -206,7 +206,10 @@ class SafetensorsFiles:
         """
         present = self._stored.keys()
         if missing := sorted(headers.keys() - present):
-            raise CheckpointError(f"{self._folder} lacks {_abbreviated(missing)}; fetch the checkpoint again")
+            advice = "; one without a head makes embeddings: --task embed" if missing == ["lm_head.weight"] else ""
+            raise CheckpointError(
+                f"{self._folder} lacks {_abbreviated(missing)}; fetch the checkpoint again{advice}"
+            )
         if extra := sorted(self._stored[name].name for name in present - headers.keys() - optional):
             raise CheckpointError(
                 f"{self._folder} has tensors that its config.json does not call for: {_abbreviated(extra)}"
