@@ -44,7 +44,7 @@ def _first_request(served_model: ServedModel, url: str, *, needs_key: bool) -> s
         path, body = "rerank", '{"query": "Who lays eggs?", "documents": ["Hens lay eggs.", "Cows give milk."]}'
     elif served_model.task == "embed":
         path = "embeddings"
-        body = '{"input": "Hens lay eggs."}' if served_model.tokenizer else '{"input": [1, 2, 3]}'
+        body = '{"input": [1, 2, 3]}' if served_model.tokenizer is None else '{"input": "Hens lay eggs."}'
     elif served_model.tokenizer is None:
         path, body = "completions", '{"prompt": [1, 2, 3]}'
     elif served_model.chat_template is None:

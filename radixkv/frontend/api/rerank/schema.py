@@ -15,8 +15,13 @@ class TextDocument(msgspec.Struct):
     """A document as an object."""
 
     text: str
-    image: object = None
-    image_url: object = None
+    image: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    image_url: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def has_image(self) -> bool:
+        """Whether there is an image, other than null."""
+        return any(isinstance(one, msgspec.Raw) and bytes(one) != b"null" for one in (self.image, self.image_url))
 
 
 class PairFields(msgspec.Struct, kw_only=True):
@@ -49,7 +54,7 @@ class RerankRequest(PairFields, kw_only=True):
     def check_documents(self) -> None:
         """Raises ``InvalidRequest`` for a document that is not a text only."""
         for index, one in enumerate(self.documents):
-            if isinstance(one, TextDocument) and (one.image is not None or one.image_url is not None):
+            if isinstance(one, TextDocument) and one.has_image:
                 raise InvalidRequest(
                     f"documents[{index}] has an image; this model reads text only, leave it out", param="documents"
                 )

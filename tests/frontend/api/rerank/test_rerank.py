@@ -104,6 +104,7 @@ def test_errors_of_documents_name_them(server: LiveServer) -> None:
 def test_what_a_server_tells_of_itself_is_for_its_task(server: LiveServer) -> None:
     """The line at the start has a request that works; SGLang's clients read ``is_generation``."""
     assert server.http.get("/model_info").json()["is_generation"] is False
+    assert "TextDocument" in server.http.get("/openapi.json").text
     for path in ("/v1/messages/count_tokens", "/v1/chat/completions"):
         assert "--task score" in server.http.post(path, json={}).json()["error"]["message"]
     before = server.http.get("/cache/doctor").json()
