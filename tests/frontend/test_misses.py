@@ -22,7 +22,8 @@ from radixkv.wire.messages import CacheMiss, Done, DraftUse, pack_tokens
 def done(
     miss: CacheMiss | None, n_prompt: int = 100, n_cached: int = 0, *, n_copied: int = 0, n_output: int = 1
 ) -> Done:
-    return Done("r", "stop", n_prompt, n_output, CacheUse(n_cached, n_copied), 0.0, miss)
+    reason = "stop" if n_output else "abort"
+    return Done("r", reason, n_prompt, n_output, CacheUse(n_cached, n_copied), 0.0, miss)
 
 
 def differs(tokenizer: Tokenizer, place: int, position: int, common: str = "cch=", own: str = "a1") -> CacheMiss:
