@@ -145,6 +145,15 @@ def test_a_header_that_takes_long_to_parse_is_refused_unread(tmp_path: Path) -> 
         _read(path)
 
 
+def test_a_tensor_with_a_long_name_is_refused_without_the_name(tmp_path: Path) -> None:
+    """A name is split at each of its dots: one of 200,000 dots held all streams up for seconds."""
+    path = tmp_path / "adapter_model.safetensors"
+    path.write_bytes(_with_header({"a" + ".a" * 200_000: _tensor(0, 4)}, 4))
+    with pytest.raises(CheckpointError, match="a tensor whose name has 400001 characters") as refused:
+        _read(path)
+    assert len(str(refused.value)) < 1000
+
+
 def test_the_header_of_a_thousand_layers_is_read(tmp_path: Path) -> None:
     ends = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj")
     modules = layer_modules(*ends, "mlp.up_proj", "mlp.down_proj", n_layers=1000)

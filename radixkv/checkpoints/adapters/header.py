@@ -15,6 +15,8 @@ from radixkv.errors import CheckpointError
 
 _MAX_BYTES = 4_000_000
 """Of a header, which is parsed while nothing else runs. That of all modules of an 8B model has 60 KB."""
+_MAX_NAME = 1024
+"""Characters of a tensor's name, which is split at each of its dots, and repeated by errors."""
 ITEM_BYTES = MappingProxyType({"F32": 4, "F16": 2, "BF16": 2})
 """Bytes of a value of each dtype that adapters may have, as safetensors names them."""
 
@@ -42,8 +44,8 @@ def read_spans(file: BinaryIO, size: int, path: Path) -> tuple[bytes, Mapping[st
         The file's bytes up to the end of the header, and where each tensor is.
 
     Raises:
-        CheckpointError: the header is too long; the file is damaged: it is too short or too long, or tensors
-            overlap or leave gaps; or a tensor has another dtype than float32, float16 and bfloat16.
+        CheckpointError: the header or a tensor's name is too long; the file is damaged: it is too short or too
+            long, or tensors overlap or leave gaps; or a tensor's dtype is none of float32, float16 and bfloat16.
         OSError: the file cannot be read.
     """
     prefix = file.read(8)
@@ -79,6 +81,11 @@ def read_spans(file: BinaryIO, size: int, path: Path) -> tuple[bytes, Mapping[st
 
 
 def _span(name: str, entry: Any, path: Path) -> Span:
+    if len(name) > _MAX_NAME:
+        raise CheckpointError(
+            f"{path} has a tensor whose name has {len(name)} characters; those of adapters may have {_MAX_NAME}: "
+            "check that it is one"
+        )
     dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(shape, list) or not all(is_integer(size) and size >= 0 for size in (*shape, begin, end)):
         raise ValueError(f"sizes or offsets of tensor {name} are not integers from 0 on")
