@@ -228,6 +228,17 @@ class NodeStates:
             oldest, _ = self._proven.popitem(last=False)
             self._by_use[oldest] = None
 
+    def expect(self, namespace: Namespace, tokens: bytes) -> None:
+        """Notes that a prompt waits which will go on from the state that a match finds now. O(edges)."""
+        root = self._forest.roots.get(namespace)
+        if root is None:
+            return
+        last = None
+        for _, state in self._states_on(root, tokens):
+            last = state if state.is_computed else last
+        if last is not None:
+            (self._proven if last in self._proven else self._by_use).move_to_end(last)
+
     def demote(self, state: State, *, spares_proven: bool = False) -> None:
         """Makes a computed state the next to be evicted. O(1).
 

@@ -117,10 +117,10 @@ def test_adapters_come_and_go_in_few_slots_of_both_gpus(
         with pytest.raises(InvalidRequest, match="max_cpu_loras 2"):
             llm.load_lora_adapter("three", folder / "law")
         requests = [LoRARequest(name) for name in ("one", "two", "one", "two", "two", "one")]
+        llm.flush_cache()  # those that find pages of the loop above round in other ways again
         found = answers_of(llm, prompts, requests)
         alone = [expected[LAW if one.lora_name == "one" else SQL][index] for index, one in enumerate(requests)]
-        # Half of these find pages of the loop above, and so round in other ways again.
-        check_same_answers(alone, found, tolerance=NEAR_TIE, min_share=0.4)
+        check_same_answers(alone, found, tolerance=NEAR_TIE)
         for name in ("one", "two"):
             llm.unload_lora_adapter(name)
         assert llm.get_metrics().adapters.n_bytes == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.runtime.request import Request
-from radixkv.runtime.states.places import Places
+from radixkv.runtime.states.places import Places, Use
 
 
 class AllPlaces(Places):
@@ -18,7 +18,7 @@ class AllPlaces(Places):
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
 
-    def choose(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, bool]:
+    def choose(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, Use]:
         """See ``Places.choose``. O(blocks of the row)."""
         block = self._block_tokens
-        return dict.fromkeys(range(-(-start // block) * block, end + 1, block), False)
+        return dict.fromkeys(range(-(-start // block) * block, end + 1, block), Use.SHARED)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from radixkv.runtime.request import Request
 from radixkv.runtime.states.common_prefixes import CommonPrefixes
-from radixkv.runtime.states.places import Places
+from radixkv.runtime.states.places import Places, Use
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.tree.node import State
 from radixkv.tree.states import NodeStates
 
 _MIN_AWAITED_BLOCKS = 2
 """A prompt waits a step for a state if that saves so many blocks or more: fewer save less than a step takes."""
+
+_SLOTS_A_REPEAT = 16
+"""For so many slots of the tree, one state may be computed at a time that only the same prompt again can use."""
 
 
 class _Awaited(NamedTuple):
@@ -28,7 +32,8 @@ class _Awaited(NamedTuple):
 class KeptStates:
     """Keeps states of prompts in the tree, whatever they consist of.
 
-    A state of a last message is evicted before all others once the next turn of the chat has gone on from it.
+    A state of a last message is evicted before all others once the next turn of the chat has gone on from it, and a
+    state that only the same prompt again can use is from the start.
 
     Args:
         states: those of the tree.
@@ -46,15 +51,20 @@ class KeptStates:
         """The states that rows of the next plan compute, each with the row's batch slot."""
         self._launched: dict[int, list[tuple[int, State]]] = {}
         """The same of each launched step, by its number."""
+        self._repeats: set[State] = set()
+        """Those of them that only the same prompt again can use."""
+        self._max_repeats = max(1, states.n_slots // _SLOTS_A_REPEAT)
         self.n_hits = 0
         """Prompts that have gone on from a state."""
         self.n_missed_tokens = 0
         """Prompt tokens that were computed although their pages were cached, because no state was there."""
 
     def arrived(self, request: Request) -> None:
-        """See ``States.arrived``. ``CommonPrefixes.arrived``."""
+        """See ``States.arrived``. ``CommonPrefixes.arrived`` and ``NodeStates.expect``."""
         if not request.is_canary:
             self._common.arrived(request)
+            if request.reads_cache:
+                self._states.expect(request.namespace, request.key)
 
     def is_awaited(self, request: Request) -> bool:
         """See ``States.is_awaited``. ``NodeStates.n_coming``, and ``CommonPrefixes.awaited_position``; O(1) while
@@ -122,12 +132,15 @@ class KeptStates:
         added: list[State] = []
         places = self._places.choose(request, start, end, n_in_tree)
         for place in self._common.plan_row(request, start, end):
-            places[place] = False
-        for position, is_turn in sorted(places.items()):
-            if max(start, 1) <= position <= end:
-                state = self._states.put(blocks.lease, position, is_turn=is_turn)
+            places[place] = Use.SHARED
+        for position, use in sorted(places.items(), key=itemgetter(0)):
+            is_repeat = use is Use.REPEAT
+            if max(start, 1) <= position <= end and not (is_repeat and len(self._repeats) >= self._max_repeats):
+                state = self._states.put(blocks.lease, position, is_turn=use is not Use.SHARED)
                 if state is not None:
                     added.append(state)
+                    if is_repeat:
+                        self._repeats.add(state)
         if source is not None and source.is_turn and added:
             self._states.demote(source)
         self._coming += [(request.batch_slot, state) for state in added]
@@ -147,12 +160,16 @@ class KeptStates:
         for batch_slot, state in states:
             if is_right[batch_slot]:
                 self._states.computed(state)
+                if state in self._repeats:
+                    self._states.demote(state)
             else:
                 self._states.drop(state)
+            self._repeats.discard(state)
 
     def undo(self) -> None:
         """Takes note that all launched steps have failed. O(states)."""
         for states in self._launched.values():
             for _, state in states:
                 self._states.drop(state)
+                self._repeats.discard(state)
         self._launched.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Protocol
 
 import numpy as np
@@ -9,11 +10,22 @@ import numpy as np
 from radixkv.runtime.request import Request
 
 
+class Use(Enum):
+    """Who is likely to go on from a state."""
+
+    SHARED = "shared"
+    """Several prompts."""
+    TURN = "turn"
+    """One prompt, the next turn of the chat."""
+    REPEAT = "repeat"
+    """The same prompt again: the state at its end is of no use to it, because its last token must be computed."""
+
+
 class Places(Protocol):
     """Chooses the positions of a prompt whose states the tree keeps."""
 
-    def choose(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, bool]:
-        """Returns positions of states to keep of a prompt, in its row or not, and whether each is that of a turn.
+    def choose(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, Use]:
+        """Returns positions of states to keep of a prompt, in its row or not.
 
         Args:
             request: the row's.
@@ -22,7 +34,7 @@ class Places(Protocol):
             n_in_tree: leading tokens whose pages the tree had before.
 
         Returns:
-            By position, a multiple of a block, ``State.is_turn``.
+            By position, a multiple of a block, who is likely to go on from it.
         """
 
 
@@ -35,7 +47,8 @@ class LikelyPlaces(Places):
       nothing is cached: in later turns of a chat it would take the room of another chat's state;
     - the end of the last message, where the next turn of the chat goes on, whatever the template does with answers;
       the end of the prompt without messages, or if it has two blocks or more behind the last one, as the results of
-      tools have where the template keeps the turn open;
+      tools have where the template keeps the turn open; if that is the prompt's last token, the block before as
+      well, where the same prompt goes on;
     - the end of a prompt with several choices, where all but the first go on, unless forks need no state.
 
     Args:
@@ -53,7 +66,7 @@ class LikelyPlaces(Places):
         self._ends: dict[int, tuple[tuple[str, int], tuple[int, int, int]]] = {}
         """By batch slot, the id and length of its newest prompt, and ``_message_ends`` of it."""
 
-    def choose(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, bool]:
+    def choose(self, request: Request, start: int, end: int, n_in_tree: int) -> dict[int, Use]:
         """See ``Places.choose``. O(1), and O(tokens) for the first row of a prompt."""
         first, before_last, last = self._message_ends(request, is_cold=start == 0)
         places = [first, before_last]
@@ -61,8 +74,10 @@ class LikelyPlaces(Places):
             places.append(n_in_tree)
         self._found_until[request.batch_slot] = end if n_in_tree == end else 0
         has_choices = self._keeps_for_choices and bool(request.followers)
+        uses = {self._floor(request.n_prompt - 1): Use.REPEAT} if self._floor(last) == request.n_prompt else {}
         turns = [last, request.n_prompt - 1] if has_choices else [last]
-        return dict.fromkeys(map(self._floor, turns), True) | dict.fromkeys(map(self._floor, places), False)
+        uses |= dict.fromkeys(map(self._floor, turns), Use.TURN)
+        return uses | dict.fromkeys(map(self._floor, places), Use.SHARED)
 
     def _floor(self, position: int) -> int:
         return position - position % self._block_tokens
@@ -83,10 +98,9 @@ class LikelyPlaces(Places):
         is_end = np.zeros(len(ids), np.bool_)
         for end_token_id in self._end_token_ids:  # few; ``np.isin`` takes ten times as long for a short prompt
             is_end |= ids == end_token_id
-        last = request.n_prompt - 1  # the last token of a prompt is always computed
         found = np.flatnonzero(is_end) + 1
         first = int(found[0]) if len(found) else 0
-        ends = [0, *(min(int(end), last) for end in found[-2:])]
-        if last - ends[-1] >= 2 * self._block_tokens or len(ends) == 1:
-            ends.append(last)
+        ends = [0, *map(int, found[-2:])]
+        if request.n_prompt - 1 - ends[-1] >= 2 * self._block_tokens or len(ends) == 1:
+            ends.append(request.n_prompt)
         return first, ends[-2], ends[-1]

@@ -67,6 +67,47 @@ def test_results_of_tools_in_an_open_turn_are_found_by_the_next_call() -> None:
         assert found(one, prompt) > n_before - 1 - BLOCK
 
 
+@pytest.mark.parametrize("end", [MESSAGE_END, 10], ids=["message", "text"])
+def test_a_prompt_of_whole_blocks_is_found_whole_by_the_next_turn_and_less_a_block_by_itself(end: int) -> None:
+    one = engine(6)
+    prompt = [*text(639, 1), end]
+    assert [found(one, prompt) for _ in range(3)] == [0, 576, 576]
+    assert found(one, prompt + text(100, 2)) == 640
+
+
+def test_what_only_the_same_prompt_can_use_takes_no_place_of_turns() -> None:
+    one = engine(4)
+    prompts = [text(640, n) for n in range(3)]
+    for prompt in prompts:
+        assert found(one, prompt) == 0
+    assert [found(one, prompt + text(20, 4)) for prompt in prompts] == [640] * 3
+
+
+def test_agents_find_all_of_the_path_that_they_extend() -> None:
+    """Each phase extends one of four prompts by four others, which have whole blocks; there is a slot for each."""
+    one = engine(24)
+    path = text(1024, 1)
+    for phase in range(4):
+        prompts = [path + text(192, 4 * phase + n + 2) for n in range(4)]
+        hits = [found(one, prompt) for prompt in prompts]
+        assert hits[1:] == [len(path)] * 3 or not phase
+        assert hits[0] == len(path) or not phase
+        path = prompts[phase]
+
+
+def test_a_state_that_a_waiting_prompt_needs_is_not_the_next_to_go() -> None:
+    """The oldest of four states is that of a chat whose next turn waits for two long ones of another chat."""
+    one = engine(4)
+    chats = [[*text(300, n), MESSAGE_END] for n in range(4)]
+    for chat in chats:
+        found(one, chat)
+    for n in (4, 5):
+        one.add(chats[2] + text(1700, n), 1)
+    one.add(chats[0] + text(500, 6), 1)
+    one.run()
+    assert one.scheduler.states.stats().hits_total == 3
+
+
 def test_the_states_of_a_chat_that_went_on_are_the_first_to_go() -> None:
     """Each turn takes the room of the one before; that of another chat stays."""
     one = engine(4)
