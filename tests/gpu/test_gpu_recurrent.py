@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cpu_oracle import bits, check_hits, check_scores, first_difference
+from cpu_oracle import bits, check_hits, check_same_bits, check_scores, first_difference
 from gpu_support import (
     SHAPE,
     check_same_answers,
@@ -229,6 +229,21 @@ def check_hits_of_chunks(folder: Path) -> None:
     params = greedy(12, logprobs=20)
     settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "page_size": 16}
     check_hits(partial(on_gpu, folder, **settings), prompts, params, n_found_first=4 * 192, n_found_again=192)
+
+
+@pytest.mark.parametrize("n_step", [64, 192], ids=["a block", "three blocks"])
+def test_prompts_of_whole_blocks_go_on_from_the_ends_of_others(folder: Path, n_step: int) -> None:
+    """Their last rows save the state at their end, and in steps of three blocks that of the block before."""
+    prompts = [random_ids(384, seed=1)]
+    for seed in (2, 3):
+        prompts.append([*prompts[-1], *random_ids(192, seed=seed)])
+    found = []
+    for is_kept in (False, True):
+        with on_gpu(folder, max_num_batched_tokens=n_step, enable_prefix_caching=is_kept) as llm:
+            found.append([llm.generate([one], greedy(12, logprobs=20), use_tqdm=False)[0] for one in prompts])
+    cold, warm = found
+    assert [one.num_cached_tokens for one in warm] == [0, 384, 576]
+    check_same_bits(warm, cold)
 
 
 def test_answers_in_graphs_are_those_without(n_ranks: int, folder: Path) -> None:
