@@ -26,7 +26,11 @@ A message says what is wrong, which value, and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import islice
 from typing import ClassVar
+
+_MAX_ENUMERATED = 16
 
 
 def shortened(value: object) -> str:
@@ -37,6 +41,13 @@ def shortened(value: object) -> str:
     except ValueError:  # Python converts no integer of more than 4,300 digits to decimal
         return f"a {type(value).__name__} with a huge integer"
     return text if len(text) <= 40 else f"{text[:24]}...{text[-12:]}"
+
+
+def enumerated(values: Collection[object]) -> str:
+    """Returns ``shortened`` of the first values, and how many others there are; empty without values."""
+    shown = ", ".join(map(shortened, islice(values, _MAX_ENUMERATED)))
+    n_more = len(values) - _MAX_ENUMERATED
+    return f"{shown} and {n_more} more" if n_more > 0 else shown
 
 
 class RadixKVError(Exception):

@@ -22,7 +22,7 @@ def read_text(path: Path, *, max_characters: int | None = None) -> str | None:
     """
     try:
         if path.exists() and not path.is_file():
-            raise CheckpointError(f"{path} cannot be read: it is not a regular file; fetch the checkpoint again")
+            raise CheckpointError(f"{path} cannot be read: it is not a regular file; fetch the file again")
         with path.open(encoding="utf-8") as file:
             text = file.read(-1 if max_characters is None else max_characters + 1)
         if max_characters is not None and len(text) > max_characters:
@@ -35,7 +35,7 @@ def read_text(path: Path, *, max_characters: int | None = None) -> str | None:
     except PermissionError as error:
         raise CheckpointError(f"{path} cannot be read: {error}; let the server's user read it") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; fetch the checkpoint again") from error
+        raise CheckpointError(f"{path} cannot be read: {error}; fetch the file again") from error
 
 
 def read_object(path: Path, *, max_characters: int | None = None) -> dict[str, Any] | None:
@@ -46,10 +46,10 @@ def read_object(path: Path, *, max_characters: int | None = None) -> dict[str, A
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}; fetch the checkpoint again") from error
+        raise CheckpointError(f"{path} is not JSON: {error}; fetch the file again") from error
     if not isinstance(content, dict):
         raise CheckpointError(
-            f"{path} contains a JSON {type(content).__name__}, not an object; fetch the checkpoint again"
+            f"{path} contains a JSON {type(content).__name__}, not an object; fetch the file again"
         )
     return content
 

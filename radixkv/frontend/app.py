@@ -113,11 +113,10 @@ def build_app(
         description="A server with an API key needs the header Authorization: Bearer KEY.",
         redirect_slashes=False,
         around_all=[
-            Middleware(NotedRequests, requests=adapter_loads.requests),
             Middleware(RequestIds),
             *([_cors(allowed_origins)] if allowed_origins else ()),
         ],
-        middleware=[access_check],
+        middleware=[access_check, Middleware(NotedRequests, requests=adapter_loads.requests)],
         exception_handlers={
             RequestError: _render_error,
             ContextLengthExceeded: partial(_render_too_long, served_model),

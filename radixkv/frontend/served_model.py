@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from radixkv.errors import InvalidRequest, ModelNotFound, UnsupportedFeature
+from radixkv.errors import InvalidRequest, ModelNotFound, UnsupportedFeature, enumerated, shortened
 from radixkv.frontend.batch_tokenizer import BatchTokenizer
 from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.generation.models import GenerationModel
@@ -22,6 +23,7 @@ from radixkv.wire.namespace import CacheNamespace
 from radixkv.wire.request_limits import check_cache_salt, check_session_id
 
 ResultT = TypeVar("ResultT")
+_MAX_LOST_ADAPTERS = 256
 
 
 class SerialExecutor:
@@ -59,6 +61,8 @@ class ServedModel(GenerationModel):
     """The model with each of its adapters, by their names; those that come and go are added and removed."""
     adapter_names: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
     """The name that each adapter has, or had last, by its digest, until it is forgotten; of several the first."""
+    lost_adapters: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Why adapters are not served any more that no client has unloaded, by their names; the latest come last."""
     root: str
     """The folder or hub name that the user gave."""
     tokenizer_info: Mapping[str, Any] = field(default_factory=dict)
@@ -171,6 +175,7 @@ class ServedModel(GenerationModel):
     def add_adapter(self, adapter: ServedAdapter) -> None:
         """Lets requests ask for an adapter, in place of one of the same name. O(names)."""
         self.remove_adapter(adapter.name)
+        self.lost_adapters.pop(adapter.name, None)
         if all(one.adapter != adapter.digest for one in self.adapted.values()):
             self.adapter_names[adapter.digest] = adapter.name
         self.adapted[adapter.name] = replace(
@@ -178,14 +183,24 @@ class ServedModel(GenerationModel):
             name=adapter.name,
             other_names=(),
             root=adapter.path,
+            created=int(time.time()),
             adapter=adapter.digest,
             invocation_tokens=adapter.invocation_tokens,
             parent=self.name,
             alone=self,
         )
 
-    def remove_adapter(self, name: str) -> None:
-        """Lets no request ask for an adapter any more. Does nothing if there is none of this name. O(names)."""
+    def remove_adapter(self, name: str, reason: str = "") -> None:
+        """Lets no request ask for an adapter any more. Does nothing if there is none of this name. O(names).
+
+        Args:
+            name: of the adapter.
+            reason: why, if no client has asked for it; errors tell it.
+        """
+        if reason:
+            self.lost_adapters[name] = reason
+            if len(self.lost_adapters) > _MAX_LOST_ADAPTERS:
+                del self.lost_adapters[next(iter(self.lost_adapters))]
         removed = self.adapted.pop(name, None)
         same = [] if removed is None else [one for one in self.adapted.values() if one.adapter == removed.adapter]
         if same:
@@ -206,9 +221,16 @@ class ServedModel(GenerationModel):
             return self
         if (adapted := self.adapted.get(name)) is not None:
             return adapted
-        others = f", also under the names {', '.join(map(repr, self.other_names))}" if self.other_names else ""
-        adapters = f", and its adapters {', '.join(map(repr, self.adapted))}" if self.adapted else ""
-        raise ModelNotFound(f"this server serves the model {self.name!r} only{others}{adapters}", param=field)
+        if (reason := self.lost_adapters.get(name)) is not None:
+            raise ModelNotFound(
+                f"the adapter {shortened(name)} is not served any more: {reason}; load it again", param=field
+            )
+        others = f", also under the names {enumerated(self.other_names)}" if self.other_names else ""
+        adapters = f", and its adapters {enumerated(self.adapted)}" if self.adapted else ""
+        raise ModelNotFound(
+            f"there is no model {shortened(name)}; this server serves {self.name!r} only{others}{adapters}",
+            param=field,
+        )
 
     def check_caches(self, field: str) -> None:
         """Raises ``UnsupportedFeature``, which names ``field``, if prompts cannot be computed for the cache."""

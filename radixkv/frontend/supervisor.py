@@ -41,8 +41,8 @@ class Supervisor:
         client: connected to it.
         start: starts another one.
         restarts: whether to start another one at all.
-        resume: loads what the process before had loaded since its start, and resumes the client; None: there is
-            nothing but the client to resume.
+        resume: loads what the process before had loaded since its start, and resumes the client; returns whether
+            it did. None: there is nothing but the client to resume.
         max_restarts: how often a runtime is started again before the server gives up.
         settled_s: a runtime that has served for so long makes the count of restarts begin anew.
         first_delay_s: wait before the second restart in a row; each further one waits twice as long.
@@ -55,7 +55,7 @@ class Supervisor:
         start: StartRuntime,
         *,
         restarts: bool,
-        resume: Callable[[RuntimeClient], Awaitable[None]] | None = None,
+        resume: Callable[[RuntimeClient], Awaitable[bool]] | None = None,
         max_restarts: int = MAX_RESTARTS,
         settled_s: float = SETTLED_S,
         first_delay_s: float = FIRST_DELAY_S,
@@ -108,7 +108,7 @@ class Supervisor:
     async def _restart(self, reason: str) -> str | None:
         """Starts a process in place of the one that died for ``reason``.
 
-        Returns None once it is ready, or the reason why it failed.
+        Returns None once it is ready, or has died again, or the reason why it failed.
         """
         delay_s = self._first_delay_s * 2 ** (self._n_restarts - 1) if self._n_restarts else 0.0
         self._n_restarts += 1
@@ -135,8 +135,8 @@ class Supervisor:
         self._start_s = process.start_s
         if self._resume is None:
             self._client.resume()
-        else:
-            await self._resume(self._client)
+        elif not await self._resume(self._client):
+            return None
         log_line(f"{process.name} is ready again after {process.start_s:.1f} s")
         return None
 

@@ -5,44 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from radixkv.errors import InvalidRequest, ModelNotFound, shortened
+from radixkv.errors import InvalidRequest, ModelNotFound, enumerated, shortened
 from radixkv.wire.adapter_messages import ServedAdapter
 from radixkv.wire.request_limits import check_lora_name
 
 
-class Load(NamedTuple):
+class LoadedAdapter(NamedTuple):
     """An adapter in the runtimes."""
 
-    id: str
-    """By which the runtimes know it; adapters of the start have their names for it."""
+    load: str
+    """The id of its load, by which the runtimes know it; adapters of the start have their names for it."""
     adapter: ServedAdapter
 
 
 class AdapterNames:
-    """The loads that names mean. All operations are O(1), but for errors.
+    """The adapters that names mean. All operations are O(1), but for errors.
 
     Args:
         adapters: those of the start.
     """
 
     def __init__(self, adapters: Iterable[ServedAdapter]) -> None:
-        self._loads = {adapter.name: Load(adapter.name, adapter) for adapter in adapters}
+        self._adapters = {adapter.name: LoadedAdapter(adapter.name, adapter) for adapter in adapters}
 
-    def __iter__(self) -> Iterator[Load]:
-        """Yields the loads that have names."""
-        return iter(self._loads.values())
+    def __iter__(self) -> Iterator[LoadedAdapter]:
+        """Yields the adapters that have names."""
+        return iter(self._adapters.values())
 
-    def get(self, name: str) -> Load | None:
+    def get(self, name: str) -> LoadedAdapter | None:
         """Returns what a name means; None for an unknown one."""
-        return self._loads.get(name)
+        return self._adapters.get(name)
 
-    def check(self, name: object, *, in_place: bool) -> Load | None:
+    def check(self, name: object, *, in_place: bool) -> LoadedAdapter | None:
         """Returns what a load of this name would replace; None if nothing.
 
         Raises:
             InvalidRequest: it is no name, or is taken and may not be replaced.
         """
-        before = self._loads.get(text := check_lora_name(name))
+        before = self._adapters.get(text := check_lora_name(name))
         if before is not None and not in_place:
             raise InvalidRequest(
                 f"the adapter {shortened(text)} is loaded already; unload it before, or replace it with "
@@ -51,20 +51,26 @@ class AdapterNames:
             )
         return before
 
-    def give(self, load: Load) -> None:
+    def set(self, loaded: LoadedAdapter) -> None:
         """Lets the name of an adapter mean it."""
-        self._loads[load.adapter.name] = load
+        self._adapters[loaded.adapter.name] = loaded
 
-    def take(self, name: str) -> Load:
-        """Takes a name away, and returns what it meant. Raises ``ModelNotFound`` if it is unknown."""
-        load = self._loads.pop(name, None)
-        if load is None:
+    def find(self, name: str) -> LoadedAdapter:
+        """Returns what a name means. Raises ``ModelNotFound`` if it is unknown."""
+        loaded = self._adapters.get(name)
+        if loaded is None:
             raise ModelNotFound(
                 f"no adapter {shortened(name)} is loaded; give the name of one that is (loaded: {self})",
                 param="lora_name",
             )
-        return load
+        return loaded
+
+    def remove(self, name: str) -> LoadedAdapter:
+        """Removes a name, and returns what it meant. Raises ``ModelNotFound`` if it is unknown."""
+        loaded = self.find(name)
+        del self._adapters[name]
+        return loaded
 
     def __str__(self) -> str:
         """Returns the names, for errors."""
-        return ", ".join(map(shortened, self._loads)) or "none"
+        return enumerated(self._adapters) or "none"

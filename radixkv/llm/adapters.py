@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from radixkv.errors import InvalidRequest, ModelNotFound, shortened
-from radixkv.generation.adapter_names import AdapterNames, Load
+from radixkv.generation.adapter_names import AdapterNames, LoadedAdapter
 from radixkv.llm.prompts import broadcast
 from radixkv.wire.adapter_messages import ServedAdapter
 
@@ -25,6 +25,25 @@ class LoRARequest:
     """No effect; vLLM's requests have one."""
     lora_path: str | Path = ""
     """Its folder; empty: whichever that is of an adapter that is loaded."""
+    base_model_name: str | None = None
+    """No effect; vLLM's requests have one."""
+    load_inplace: bool = False
+    """Whether each call with this request loads the folder again, in place of the adapter of this name."""
+
+    @property
+    def name(self) -> str:
+        """``lora_name``, as vLLM's requests have it."""
+        return self.lora_name
+
+    @property
+    def adapter_id(self) -> int:
+        """``lora_int_id``, as vLLM's requests have it."""
+        return self.lora_int_id
+
+    @property
+    def path(self) -> str:
+        """``lora_path``, as vLLM's requests have it."""
+        return str(self.lora_path)
 
 
 _NONE = LoRARequest("")
@@ -58,24 +77,34 @@ class Adapters:
         if not isinstance(path, str | Path) or path == "":
             raise InvalidRequest(f"lora_path is {shortened(path)}; give the adapter's folder", param="lora_path")
         load = uuid.uuid4().hex
-        self._names.give(Load(load, self._load(load, name, str(path))))
+        self._names.set(LoadedAdapter(load, self._load(load, name, str(path))))
         if before is not None:
-            self._unload(before.id)
+            self._unload(before.load)
 
     def unload(self, name: str) -> None:
         """Lets no request have an adapter any more, and frees it. Raises ``ModelNotFound`` if it is unknown."""
-        self._unload(self._names.take(name).id)
+        self._unload(self._names.find(name).load)
+        self._names.remove(name)
 
     def digests(self, lora_request: LoRARequests, prompts: Sequence[Any]) -> Sequence[str]:
         """Returns the digest of each prompt's adapter, empty for the model alone. Loads unknown ones.
 
         Raises:
-            RequestError: an adapter is unknown and has no folder, has another one, or cannot be loaded.
+            RequestError: an adapter is unknown and has no folder, has another one, or cannot be loaded. Then those
+                that were loaded for this call are unloaded, unless they have replaced others.
         """
         given: Any = lora_request
         if isinstance(given, Sequence) and not isinstance(given, str):
             given = [_NONE if one is None else one for one in given]
-        return [self._digest(one) for one in broadcast("lora_request", LoRARequest, given, _NONE, prompts)]
+        requests = broadcast("lora_request", LoRARequest, given, _NONE, prompts)
+        before = {loaded.adapter.name for loaded in self._names}
+        try:
+            digests = {key: self._digest(one) for key, one in {id(one): one for one in requests}.items()}
+        except BaseException:
+            for name in [loaded.adapter.name for loaded in self._names if loaded.adapter.name not in before]:
+                self.unload(name)
+            raise
+        return [digests[id(one)] for one in requests]
 
     def digest(self, lora_request: LoRARequest | None) -> str:
         """Returns the digest of an adapter, empty for the model alone, as ``digests`` does."""
@@ -85,17 +114,17 @@ class Adapters:
     def _digest(self, request: LoRARequest) -> str:
         if request is _NONE:
             return ""
-        load = self._names.get(request.lora_name)
-        if load is None and request.lora_path:
-            self.load(request.lora_name, request.lora_path, in_place=False)
-            load = self._names.get(request.lora_name)
-        if load is None:
+        loaded = self._names.get(request.lora_name)
+        if request.load_inplace or (loaded is None and request.lora_path):
+            self.load(request.lora_name, request.lora_path, in_place=request.load_inplace)
+            loaded = self._names.get(request.lora_name)
+        if loaded is None:
             raise ModelNotFound(
                 f"lora_request asks for {shortened(request.lora_name)}, which is not loaded; give its lora_path "
                 f"(loaded: {self._names})",
                 param="lora_request",
             )
-        adapter = load.adapter
+        adapter = loaded.adapter
         if request.lora_path and not _is_same_folder(request.lora_path, adapter.path):
             raise InvalidRequest(
                 f"lora_request asks for {shortened(request.lora_name)} in {shortened(request.lora_path)}, and "

@@ -645,8 +645,7 @@ class LLM:
         return self._expect(self._runner.answer(LoadAdapter(load, name, path)), AdapterLoaded).adapter
 
     def _unload_adapter(self, load: str) -> None:
-        self._open_loop.receive(UnloadAdapter(load))
-        self._runner.settle()
+        self._runner.tell(UnloadAdapter(load))
 
     def _ask(self, query: CacheCommand | GetStats, kind: type[ReplyT]) -> ReplyT:
         """Returns the loop's immediate reply to a query. Raises ``RequestError`` if the loop refuses it."""

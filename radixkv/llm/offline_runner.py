@@ -12,7 +12,7 @@ from typing import Protocol
 from radixkv.errors import ConfigError, request_error
 from radixkv.runtime.loop import Loop
 from radixkv.tree.node import TOKEN_BYTES
-from radixkv.wire.adapter_messages import LoadAdapter
+from radixkv.wire.adapter_messages import LoadAdapter, UnloadAdapter
 from radixkv.wire.messages import Cancel, Done, Failed, FromRuntime, NewTokens, PromptLogprobs, Submit, Tokens
 
 _MAX_WAIT_S = 0.1
@@ -96,6 +96,11 @@ class OfflineRunner:
         """Returns the loop's answer to a message that it answers later. No request may run."""
         messages = self._idle_loop().receive(message)
         return next(iter(messages or self.settle()))
+
+    def tell(self, message: UnloadAdapter) -> None:
+        """Sends the loop a message without an answer, and lets it do what that asks for. No request may run."""
+        self._idle_loop().receive(message)
+        self.settle()
 
     def settle(self) -> list[FromRuntime]:
         """Takes turns until the loop has no work; returns its messages. No request may run."""

@@ -19,7 +19,7 @@ from radixkv.runtime.cache.page_quotas import PageQuotas
 from radixkv.runtime.headroom.expected import ExpectedHeadroom
 from radixkv.runtime.headroom.session_answers import SessionAnswer
 from radixkv.runtime.intake import Intake
-from radixkv.runtime.lifetimes.commands import close_session, pin
+from radixkv.runtime.lifetimes.commands import close_session, end_of_adapter, pin
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
@@ -228,6 +228,8 @@ def assemble_loop(
     caches = [cache] if tiers.host is None else [cache, tiers.host]
     sessions = Sessions(caches)
     pins = Pins(caches, alarms, offer=tiers.offer, budget=pin_budget, clock=clock)
+    leave = scheduler.returns.close_session
+    adapters.on_freed = partial(end_of_adapter, pins, sessions, leave=leave)
     commands = CacheCommands(
         intake,
         scheduler,
@@ -236,7 +238,7 @@ def assemble_loop(
         find_pin=pins.find,
         others={
             Pin: partial(pin, intake, pins),
-            CloseSession: partial(close_session, intake, sessions, leave=scheduler.returns.close_session),
+            CloseSession: partial(close_session, intake, sessions, leave=leave),
             BeginPause: _begin_no_pause if pauses is None else pauses.begin,
             EndPause: _end_no_pause if pauses is None else pauses.end,
         },

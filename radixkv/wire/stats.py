@@ -251,6 +251,8 @@ class AdapterStats(msgspec.Struct, frozen=True):
     """How often an adapter got a slot."""
     n_waiting: int = 0
     """Requests that wait for a slot of their adapter."""
+    n_unloaded: int = 0
+    """Unloaded and replaced adapters whose weights are kept for requests, equal ones once."""
 
 
 class KVEvictionStats(msgspec.Struct, frozen=True):

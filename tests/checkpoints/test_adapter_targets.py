@@ -115,3 +115,11 @@ def test_an_alternative_of_layers_pattern_may_match_without_an_index() -> None:
     fields = {"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": "m|layers"}
     targets = Targets.parse(fields, Path("adapter_config.json"))
     assert not targets.select(_NAMES)
+
+
+def test_a_layer_whose_number_has_thousands_of_digits_is_none_of_those_to_transform() -> None:
+    """Python converts no such number, whatever says which part of the name it is."""
+    names = ["model.layers.0.self_attn.q_proj", f"model.layers.{'1' * 5000}.self_attn.q_proj"]
+    for pattern in ({}, {"layers_pattern": "layers"}):
+        fields = {"target_modules": ["q_proj"], "layers_to_transform": [0, 1], **pattern}
+        assert Targets.parse(fields, Path("adapter_config.json")).select(names) == {names[0]}

@@ -123,7 +123,7 @@ def test_fields_of_the_text_model_stand_beside_those_of_the_whole(checkpoint_fol
 @pytest.mark.parametrize("content", [b'{"vocab_size": ', b"\xff\xfe", b"[1]", b"", b"[" * 100_000])
 def test_corrupt_json_is_one_line(checkpoint_folder: Path, name: str, content: bytes) -> None:
     (checkpoint_folder / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"{name} .*fetch the checkpoint again") as caught:
+    with pytest.raises(CheckpointError, match=f"{name} .*fetch the file again") as caught:
         resolve(str(checkpoint_folder))
     assert "\n" not in str(caught.value)
 

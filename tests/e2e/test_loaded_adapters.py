@@ -140,8 +140,22 @@ def test_sglangs_routes(server: LiveServer, adapters: Path, folder: Path) -> Non
     path = placed(adapters, "sql", folder / "mine")
     reply = server.http.post("/load_lora_adapter", json={"lora_name": "mine", "lora_path": "mine", "pinned": False})
     assert reply.json() == {"success": True, "error_message": "", "loaded_adapters": {"mine": str(path)}}
+    reply = server.http.post("/load_lora_adapter", json={"lora_name": "mine", "lora_path": "mine"})
+    assert reply.status_code == 400
+    assert "is loaded already" in reply.json().pop("error_message")
+    assert reply.json() | {"error_message": ""} == {
+        "success": False,
+        "error_message": "",
+        "loaded_adapters": {"mine": str(path)},
+    }
+    reply = server.http.post("/load_lora_adapter", json={"lora_name": "a", "lora_path": "mine", "pinned": True})
+    assert (reply.status_code, "pinned true is not supported" in reply.json()["error_message"]) == (400, True)
+    reply = server.http.post("/generate", json={"text": "a", "lora_id": "mine"})
+    assert (reply.status_code, "use lora_path" in reply.text) == (400, True)
     reply = server.http.post("/unload_lora_adapter", json={"lora_name": "mine"})
     assert reply.json() == {"success": True, "error_message": "", "loaded_adapters": {}}
+    reply = server.http.post("/unload_lora_adapter", json={"lora_name": "mine"})
+    assert (reply.status_code, reply.json()["success"]) == (404, False)
 
 
 @pytest.mark.nightly
@@ -239,7 +253,7 @@ def test_requests_beside_unloads_are_served_or_find_no_model(
     replies = replies_beside(server, "mine", reload)
     assert {reply.status_code for reply in replies} == {200, 404}, [one.text for one in replies][-6:]
     errors = {reply.text for reply in replies if reply.is_error}
-    assert all("this server serves the model" in error for error in errors), errors
+    assert all("there is no model" in error for error in errors), errors
 
 
 @pytest.mark.nightly

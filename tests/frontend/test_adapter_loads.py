@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from radixkv.errors import InvalidRequest, ModelNotFound, RequestError, RuntimeDied
+from radixkv.frontend import adapter_loads
 from radixkv.frontend.adapter_loads import AdapterLoads
 from radixkv.frontend.http.errors import RuntimeSilent
 from radixkv.frontend.served_model import ServedModel
@@ -21,6 +22,8 @@ class FakeRuntime:
 
     error: RequestError | None = None
     """Why it loads nothing."""
+    n_errors: int | None = None
+    """How often it is the reason; None: always."""
     is_down: bool = False
     loads: dict[str, ServedAdapter] = field(default_factory=dict)
     """Those that requests may have, by their ids."""
@@ -38,14 +41,15 @@ class FakeRuntime:
         await asyncio.sleep(0)
         if self.is_down:
             raise RuntimeDied("it is gone")
-        if isinstance(self.error, InvalidRequest):
+        if isinstance(self.error, InvalidRequest) and self.n_errors != 0:
+            self.n_errors = None if self.n_errors is None else self.n_errors - 1
             raise self.error
         assert load not in self.loads
         text = (Path(path) / "adapter_config.json").read_text()
         adapter = self.loads[load] = ServedAdapter(name, path, self.digest or text)
         self.named.add(load)
         await self.may_load.wait()
-        if self.error is not None:  # it has not answered in time, and goes on
+        if self.error is not None and self.n_errors is None:  # it has not answered in time, and goes on
             raise self.error
         return adapter
 
@@ -66,6 +70,11 @@ class FakeRuntime:
     def digests(self) -> set[str]:
         """Those that requests may have."""
         return {adapter.digest for adapter in self.loads.values()}
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_loads, "_RETRY_PAUSES_S", (0.0, 0.0))
 
 
 @pytest.fixture
@@ -172,6 +181,108 @@ def test_a_replica_that_is_down_gets_what_the_server_has_by_then(served_model: S
     assert down.n_resumed == 1
     assert up.loads == down.loads
     assert sorted(up.names) == sorted(served.adapted) == ["a", "c"], "the files of b have changed"
+
+
+def test_an_unload_waits_for_no_load_of_another_name(served_model: ServedModel, folder: Path) -> None:
+    """Of its own name it does, and takes the new adapter away."""
+    runtime = FakeRuntime()
+    loads, served = opened(served_model, folder, runtime)
+
+    async def run() -> None:
+        await loads.load("a", "sql", in_place=False)
+        await loads.load("b", "sql", in_place=False)
+        runtime.may_load.clear()
+        loading = asyncio.create_task(loads.load("b", "law", in_place=True))
+        while "law" not in runtime.digests:
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(5):
+            await loads.unload("a")
+        unloading = asyncio.create_task(loads.unload("b"))
+        await asyncio.sleep(0.01)
+        assert (list(served.adapted), unloading.done()) == (["b"], False)
+        runtime.may_load.set()
+        await asyncio.gather(loading, unloading)
+
+    asyncio.run(run())
+    assert runtime.loads == {}
+    assert not served.adapted
+
+
+def test_what_is_unloaded_while_a_runtime_starts_again_is_not_in_it(
+    served_model: ServedModel, folder: Path
+) -> None:
+    up, down = FakeRuntime(), FakeRuntime(is_down=True)
+    loads, served = opened(served_model, folder, up, down)
+
+    async def run() -> None:
+        for name in ("a", "b"):
+            await loads.load(name, "sql", in_place=False)
+        down.is_down = False
+        down.may_load.clear()
+        resuming = asyncio.create_task(loads.resume(down))
+        while not down.loads:
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(5):
+            await loads.unload("a")  # is being loaded
+            await loads.unload("b")  # is still to be
+        down.may_load.set()
+        assert await resuming
+
+    asyncio.run(run())
+    assert up.loads == down.loads == {}
+    assert not served.adapted
+
+
+@pytest.mark.parametrize("n_errors", [2, 3])
+def test_a_runtime_that_starts_again_tries_three_times_to_load(
+    served_model: ServedModel, folder: Path, n_errors: int
+) -> None:
+    """Then the 404 says why nobody has the adapter any more, until it is loaded again."""
+    up, down = FakeRuntime(), FakeRuntime(is_down=True)
+    loads, served = opened(served_model, folder, up, down)
+
+    async def run() -> None:
+        await loads.load("a", "sql", in_place=False)
+        down.is_down, down.error, down.n_errors = False, InvalidRequest("the disk is away"), n_errors
+        assert await loads.resume(down)
+        assert down.n_resumed == 1
+        assert up.loads == down.loads
+        if n_errors == 2:
+            assert served.named("a").adapter == "sql"
+            return
+        with pytest.raises(ModelNotFound, match="^the adapter 'a' is not served any more: the disk is away; load"):
+            served.named("a")
+        await loads.load("a", "sql", in_place=False)
+        await loads.unload("a")
+        with pytest.raises(ModelNotFound, match="^there is no model 'a'; this server serves"):
+            served.named("a")
+
+    asyncio.run(run())
+
+
+def test_a_runtime_that_dies_again_takes_no_requests(served_model: ServedModel, folder: Path) -> None:
+    up, down = FakeRuntime(), FakeRuntime(is_down=True)
+    loads, served = opened(served_model, folder, up, down)
+
+    async def run() -> None:
+        await loads.load("a", "sql", in_place=False)
+        assert not await loads.resume(down)
+
+    asyncio.run(run())
+    assert down.n_resumed == 0
+    assert list(served.adapted) == ["a"]
+
+
+def test_an_unknown_model_is_told_a_few_of_many_adapters(served_model: ServedModel, folder: Path) -> None:
+    loads, served = opened(served_model, folder, FakeRuntime())
+
+    async def run() -> None:
+        for n in range(100):
+            await loads.load(f"adapter-{n}", "sql", in_place=False)
+
+    asyncio.run(run())
+    with pytest.raises(ModelNotFound, match=r"^there is no model 'x'; .*'adapter-15' and 84 more$"):
+        served.named("x")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from radixkv import LLM, LoRARequest, SamplingParams
 from radixkv.checkpoints import resolve
 from radixkv.checkpoints.adapters import AdapterFolder, patterns
 from radixkv.cli import main
-from radixkv.errors import CheckpointError, ConfigError, InvalidRequest
+from radixkv.errors import CheckpointError, ConfigError, InvalidRequest, ModelNotFound
 from support.checkpoints import save_checkpoint
 from support.device_support import load_oracle, random_ids
 from support.lora import linear_modules, save_adapter
@@ -170,6 +170,62 @@ def test_a_stream_must_end_before_an_adapter_is_loaded(llm: LLM, folders: Path) 
         llm.load_lora_adapter("sql", folders / "sql")
     stream.close()
     llm.load_lora_adapter("sql", folders / "sql")
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_an_adapter_is_not_unloaded_while_a_stream_runs(llm: LLM, folders: Path) -> None:
+    llm.load_lora_adapter("sql", folders / "sql")
+    stream = llm.stream(PROMPT, PARAMS)
+    next(stream)
+    with pytest.raises(ConfigError, match="answering another call"):
+        llm.unload_lora_adapter("sql")
+    stream.close()
+    assert answer(llm, SQL)[1] == 0
+    llm.unload_lora_adapter("sql")
+    with pytest.raises(ModelNotFound, match="no adapter 'sql' is loaded"):
+        llm.unload_lora_adapter("sql")
+
+
+def test_a_request_may_load_its_folder_again(llm: LLM, folders: Path, tmp_path: Path, expected: Any) -> None:
+    """As vLLM's requests say it, once for all prompts of a call."""
+    shutil.copytree(folders / "sql", tmp_path / "mine")
+    request = LoRARequest("mine", 1, tmp_path / "mine", base_model_name="base", load_inplace=True)
+    assert (request.name, request.adapter_id, request.path) == ("mine", 1, str(tmp_path / "mine"))
+    assert answer(llm, request)[0] == expected["sql"]
+    shutil.rmtree(tmp_path / "mine")
+    shutil.copytree(folders / "law", tmp_path / "mine")
+    outputs = llm.generate([PROMPT] * 3, PARAMS, use_tqdm=False, lora_request=request)
+    assert [one.outputs for one in outputs] == [expected["law"]] * 3
+    stats = llm.get_metrics().adapters
+    assert stats is not None
+    assert (stats.n_adapters, stats.n_unloaded) == (1, 0)
+    with pytest.raises(InvalidRequest, match="lora_path is ''; give the adapter's folder"):
+        answer(llm, LoRARequest("mine", load_inplace=True))
+
+
+def test_a_call_that_fails_leaves_no_adapter_loaded(llm: LLM, folders: Path) -> None:
+    llm.load_lora_adapter("law", folders / "law")
+    wrong = LoRARequest("wide", lora_path=folders / "wide")
+    with pytest.raises(InvalidRequest, match="above the limit of 16"):
+        llm.generate(
+            [PROMPT] * 3, PARAMS, lora_request=[LoRARequest("law"), LoRARequest("sql", 1, folders / "sql"), wrong]
+        )
+    with pytest.raises(ModelNotFound, match="loaded: 'law'"):
+        answer(llm, SQL)
+
+
+def test_pins_and_sessions_end_with_an_adapter(llm: LLM, folders: Path) -> None:
+    """A load of the same bytes finds the pages, which are evicted like others. Those of the model stay pinned."""
+    llm.load_lora_adapter("sql", folders / "sql")
+    for request in (None, SQL):
+        answer(llm, request)
+        assert llm.pin_cache(PROMPT, lora_request=request).n_pinned == 64
+    llm.unload_lora_adapter("sql")
+    llm.load_lora_adapter("sql", folders / "sql")
+    assert llm.explain(PROMPT).n_pinned == 64
+    explained = llm.explain(PROMPT, lora_request=SQL)
+    assert (explained.n_cached, explained.n_pinned) == (64, 0)
 
 
 @pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])

@@ -185,8 +185,7 @@ def test_bits_of_many_chats_that_repeat_answers(folder: Path, settings: dict[str
 
 
 def test_one_token_more_or_less_than_a_state_and_the_whole_prompt_again(folder: Path) -> None:
-    """The last token of a prompt is always computed: a prompt that ends at a state goes on from the one before, and a
-    longer one from there."""
+    """The last token of a prompt is always computed: one that ends at a state goes on from the state before."""
     long = text(300, 1)
     prompts = [long, *(long[:n] for n in (191, 192, 193, 255, 256, 257, 258))] * 2
     with opened(folder, enable_prefix_caching=False) as llm:

@@ -71,7 +71,7 @@ def first_matches(
         "cpu_s": _CPU_S,
         "bytes": _BYTES,
     }
-    lines = _answers(json.dumps(task).encode(), path)
+    lines, limit = _answers(json.dumps(task).encode(), path)
     for line, (group, number, pattern) in zip(lines, patterns, strict=False):
         if isinstance(line, str):
             raise refusal(path, pattern.field, pattern.value, f"it is not a regular expression: {line}; correct it")
@@ -83,25 +83,27 @@ def first_matches(
             path,
             pattern.field,
             pattern.value,
-            f"to match it with the names of modules takes more than {_CPU_S} s or {_BYTES >> 20} MiB; write a "
-            "simpler pattern, or list the names",
+            f"to match it with the names of modules takes more than {limit}; write a simpler pattern, or list the "
+            "names",
         )
     return [*found]
 
 
-def _answers(task: bytes, path: Path) -> list[str | list[tuple[int, str]]]:
-    """Returns what the process has written until it ended."""
+def _answers(task: bytes, path: Path) -> tuple[list[str | list[tuple[int, str]]], str]:
+    """Returns what the process has written until it ended, and the limit that has ended it, if one has."""
     command = [sys.executable, "-I", "-S", str(_PROGRAM)]
     try:
-        output = subprocess.run(
+        process = subprocess.run(
             command, input=task, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_WAIT_S, check=False
-        ).stdout
+        )
+        output, is_slow = process.stdout, process.returncode < 0  # a signal ends it when its time is over
     except subprocess.TimeoutExpired as error:
-        output = error.output or b""
+        output, is_slow = error.output or b"", True
     except OSError as error:
         raise CheckpointError(
             f"{path} has patterns, and no process can be started that matches them: {error}; load the adapter "
             "again later"
         ) from error
     complete, _, _ = output.rpartition(b"\n")
-    return [json.loads(line) for line in complete.splitlines()]
+    limit = f"{_CPU_S} s" if is_slow else f"{_BYTES >> 20} MiB of memory"
+    return [json.loads(line) for line in complete.splitlines()], limit

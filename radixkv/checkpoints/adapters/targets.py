@@ -17,6 +17,9 @@ _Names = frozenset[str] | Pattern
 _FIRST_INDEX = re.compile(r".*?\.[^.]*\.(?P<index>\d+)\.")
 """The first number in a module's name, which is the index of its layer if no ``layers_pattern`` says otherwise."""
 
+_MAX_DIGITS = 9
+"""Of a layer's index; Python converts no number of thousands of digits."""
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -111,7 +114,7 @@ class Targets:
             index = indices[name].layer if name in indices else ""
         else:
             index = match["index"] if (match := _FIRST_INDEX.match(name)) else ""
-        return index != "" and int(index) in self.layers
+        return index.isdecimal() and len(index) <= _MAX_DIGITS and int(index) in self.layers
 
 
 def _names(value: object, field: str, path: Path) -> _Names:

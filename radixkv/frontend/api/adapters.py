@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from radixkv.errors import RequestError
 from radixkv.frontend.adapter_loads import AdapterLoads
 from radixkv.frontend.http.body_decoder import BodyDecoder
+from radixkv.frontend.http.errors import status_of
 from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.settings.compat import Place, refusals
 
 
 class LoadAdapterRequest(msgspec.Struct, kw_only=True):
@@ -38,8 +43,7 @@ def add_adapter_routes(app: DocumentedApp, loads: AdapterLoads) -> None:
     @app.post("/load_lora_adapter", openapi_extra=app.json_body(LoadAdapterRequest))
     async def load_for_sglang(request: Request) -> Response:
         """Loads an adapter; SGLang's name."""
-        await _load(request)
-        return _loaded(loads)
+        return await _answer(_load(request))
 
     @app.post("/v1/unload_lora_adapter", openapi_extra=app.json_body(UnloadAdapterRequest))
     async def unload(request: Request) -> Response:
@@ -50,8 +54,17 @@ def add_adapter_routes(app: DocumentedApp, loads: AdapterLoads) -> None:
     @app.post("/unload_lora_adapter", openapi_extra=app.json_body(UnloadAdapterRequest))
     async def unload_for_sglang(request: Request) -> Response:
         """Unloads an adapter; SGLang's name."""
-        await _unload(request)
-        return _loaded(loads)
+        return await _answer(_unload(request))
+
+    async def _answer(change: Awaitable[str]) -> Response:
+        """Returns SGLang's answer, which has an error in ``error_message``, as its clients expect."""
+        error_message, status = "", 200
+        try:
+            await change
+        except RequestError as error:
+            error_message, status = str(error), status_of(error)
+        body = {"success": not error_message, "error_message": error_message, "loaded_adapters": loads.paths}
+        return JSONResponse(body, status)
 
     async def _load(request: Request) -> str:
         body = await app.read_body(request, _load_body.decode, 0)
@@ -64,10 +77,5 @@ def add_adapter_routes(app: DocumentedApp, loads: AdapterLoads) -> None:
         return body.lora_name
 
 
-def _loaded(loads: AdapterLoads) -> Response:
-    """Returns SGLang's answer."""
-    return JSONResponse({"success": True, "error_message": "", "loaded_adapters": loads.paths})
-
-
-_load_body = BodyDecoder(LoadAdapterRequest, {}, {})
+_load_body = BodyDecoder(LoadAdapterRequest, {}, refusals(Place.LOAD_ADAPTER))
 _unload_body = BodyDecoder(UnloadAdapterRequest, {}, {})

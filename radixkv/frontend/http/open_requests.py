@@ -30,7 +30,7 @@ class OpenRequests:
         del self._open[number]
         self._call()
 
-    def after_these(self, call: Callable[[], None]) -> None:
+    def after_open(self, call: Callable[[], None]) -> None:
         """Calls a function once all requests that are open now have ended; at once if there are none."""
         self._calls.append((next(self._numbers), call))
         self._call()

@@ -300,6 +300,10 @@ def _replica_families(replicas: Mapping[str, ReplicaStats]) -> Iterator[Metric]:
 def _adapter_families(adapters: AdapterStats) -> Iterator[Metric]:
     gauges: _Values = {
         "loras_loaded": (adapters.n_adapters, "Adapters that requests may ask for by their names."),
+        "loras_unloaded": (
+            adapters.n_unloaded,
+            "Unloaded and replaced adapters whose weights are kept for requests that came before.",
+        ),
         "lora_bytes": (
             adapters.n_bytes,
             "Host memory of the weights of adapters, also of unloaded ones whose requests still run.",

@@ -29,7 +29,7 @@ MEANS = frozenset({"load_seconds_per_token", "compute_seconds_per_token", "fetch
 """Fields with moving averages."""
 QUANTILES = frozenset({"median_s", "p90_s"})
 """Fields of kinds of pauses with quantiles of what was seen lately."""
-_MAXIMA = frozenset({"page_bytes", "start_seconds", "is_away", "n_adapters"})
+_MAXIMA = frozenset({"page_bytes", "start_seconds", "is_away", "n_adapters", "n_unloaded"})
 """Fields that are equal, or of which the greatest matters."""
 
 

@@ -71,6 +71,7 @@ class LoadableAdapters(Adapters):
         marks: Marks,
         is_default: bool = False,
     ) -> None:
+        super().__init__()
         self.served = tuple(adapters)
         self.marks = marks
         """The marks of activated LoRAs, which the tree's keys have."""
@@ -126,6 +127,7 @@ class LoadableAdapters(Adapters):
                 self._slots.remove(digest)
             self._device.remove(digest)
             self.marks.unload(digest)
+            self.on_freed(digest)
         return messages
 
     def descriptors(self) -> list[int]:
@@ -134,12 +136,14 @@ class LoadableAdapters(Adapters):
 
     def stats(self) -> AdapterStats:
         """See ``Adapters.stats``."""
-        slots, n_bytes = self._slots, sum(self._device.sizes.values())
+        slots, sizes = self._slots, self._device.sizes
+        n_bytes, n_unloaded = sum(sizes.values()), len(sizes.keys() - self._registry.named_digests)
         if slots is None:
-            return AdapterStats(len(self._registry.names), n_bytes)
+            return AdapterStats(len(self._registry.names), n_bytes, n_unloaded=n_unloaded)
         return AdapterStats(
             len(self._registry.names),
             n_bytes,
+            n_unloaded=n_unloaded,
             n_in_slots=slots.queue.n_adapters,
             slot_loads_total=slots.n_loads,
             n_waiting=self.n_waiting(),
@@ -176,7 +180,7 @@ class LoadableAdapters(Adapters):
         elif message.is_released:
             self._registry.release(message.load)
         else:
-            self._registry.unname(message.load)
+            self._registry.drop_name(message.load)
 
     def _read_folder(self, message: LoadAdapter) -> None:
         outcome: ReadAdapter | RequestError

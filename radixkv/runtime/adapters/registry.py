@@ -38,6 +38,11 @@ class AdapterRegistry:
         named = [adapter.name for load, adapter in self._loads.items() if load not in self._unnamed]
         return tuple(dict.fromkeys(named))
 
+    @property
+    def named_digests(self) -> set[str]:
+        """The digests of the loads whose names count. O(loads)."""
+        return {adapter.digest for load, adapter in self._loads.items() if load not in self._unnamed}
+
     def has(self, digest: str) -> bool:
         """Returns whether new requests may have the adapter. O(loads)."""
         return any(adapter.digest == digest for adapter in self._loads.values())
@@ -69,7 +74,7 @@ class AdapterRegistry:
         self.retired.discard(adapter.digest)
         return not is_known
 
-    def unname(self, load: str) -> None:
+    def drop_name(self, load: str) -> None:
         """Lets the name of a load count no more. Does nothing if there is none such."""
         if load in self._loads:
             self._unnamed.add(load)

@@ -1,4 +1,4 @@
-"""Answers the messages that pin a prompt or close a session."""
+"""What messages, and adapters that go, do with pins and sessions."""
 
 from __future__ import annotations
 
@@ -25,6 +25,25 @@ def pin(intake: Intake, pins: Pins, message: Pin) -> Pinned:
         pins.unpin(namespace, key)
     pinned = pins.find(namespace, key)
     return Pinned(message.id, len(message.tokens) // TOKEN_BYTES, pinned.n_tokens, pinned.seconds_left)
+
+
+def end_of_adapter(
+    pins: Pins, sessions: Sessions, adapter: str, *, leave: Callable[[Namespace, str], None]
+) -> None:
+    """Ends the pins and closes the sessions of an adapter that is freed: nobody can name them any more.
+
+    Those of an activated LoRA are the model's, and stay. O(sessions), and what ending and closing costs.
+
+    Args:
+        pins: has the pins.
+        sessions: has the sessions.
+        adapter: its digest.
+        leave: ends what waits for a session's next turn.
+    """
+    pins.end_of(adapter)
+    for namespace, session_id in sessions.of_adapter(adapter):
+        leave(namespace, session_id)
+        sessions.close(namespace, session_id)
 
 
 def close_session(

@@ -134,6 +134,12 @@ class TierPins:
         for pin in list(self._pins):
             self._end(pin)
 
+    def end_of(self, adapter: str) -> None:
+        """Ends the pins of an adapter. O(namespaces with pins), and what ``clear`` costs for those that end."""
+        for namespace in [one for one in self._pins_of if one.adapter == adapter]:
+            for pin in list(self._pins_of[namespace]):
+                self._end(pin)
+
     def find(self, namespace: Namespace, tokens: bytes) -> PinnedPrefix:
         """Returns how much of a prompt is pinned. Changes nothing else than ``expire`` does.
 
@@ -267,6 +273,12 @@ class Pins:
         """Ends the pins whose time is over. O(1) if there are none."""
         for tier in self._tiers:
             tier.expire()
+        self._set_alarm()
+
+    def end_of(self, adapter: str) -> None:
+        """Ends the pins of an adapter, which has its digest. ``TierPins.end_of``."""
+        for tier in self._tiers:
+            tier.end_of(adapter)
         self._set_alarm()
 
     def count_pages(self) -> list[int]:

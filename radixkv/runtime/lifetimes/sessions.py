@@ -151,6 +151,10 @@ class Sessions:
             demoted = list(map(add, demoted, counts))
         return demoted
 
+    def of_adapter(self, adapter: str) -> list[tuple[Namespace, str]]:
+        """Returns the sessions of an adapter, which has its digest. O(sessions)."""
+        return [key for key in self._sessions if key[0].adapter == adapter]
+
     def _demote(self, namespace: Namespace, tokens: bytes, n_pages_kept: int) -> list[int]:
         """Demotes a sequence but for its first pages; returns the number of pages in each cache."""
         n_kept = n_pages_kept * self._page_size

@@ -22,6 +22,10 @@ class Adapters:
     names: Mapping[str, str] = MappingProxyType({})
     """The name that each adapter had last, by its digest; also of those that are unloaded, whose pages stay."""
 
+    def __init__(self) -> None:
+        self.on_freed: Callable[[str], None] = lambda digest: None
+        """Is called with the digest of an adapter that is freed."""
+
     @property
     def is_busy(self) -> bool:
         """Whether ``advance`` has something to do, now or once a descriptor is readable."""

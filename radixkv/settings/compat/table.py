@@ -41,6 +41,8 @@ class Place(Flag):
     """The body of OpenAI's ``/v1/embeddings``."""
     RERANK = auto()
     """The bodies of ``/v1/rerank``, ``/v2/rerank`` and ``/v1/score``."""
+    LOAD_ADAPTER = auto()
+    """The bodies of ``/v1/load_lora_adapter`` and ``/load_lora_adapter``."""
     ROUTE = auto()
     """A path of the server."""
 
@@ -198,6 +200,14 @@ REFUSED = (
             "max_lora_rank max_cpu_loras max_loaded_loras"
         },
         "use radixkv serve --lora-modules NAME=FOLDER, or LLM.generate with lora_request",
+    ),
+    Refused(
+        "an adapter is known by its name", {Place.GENERATE: "lora_id"}, "use lora_path, as /v1/models lists it"
+    ),
+    Refused(
+        "adapters take turns in the device's slots, by their use",
+        {Place.LOAD_ADAPTER: "pinned=false"},
+        "raise --max-loras to keep all of them there",
     ),
     Refused("this release has LoRA, and no prompt adapters", {Place.LLM_GENERATE: "prompt_adapter_request"}),
     Refused(

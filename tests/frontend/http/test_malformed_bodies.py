@@ -346,8 +346,9 @@ def test_neutral_values_and_unknown_fields_are_accepted(site: Site) -> None:
 
 
 def test_an_unknown_model(site: Site) -> None:
-    reply = site.http.post("/v1/completions", json={"prompt": "a", "model": SECRET})
+    reply = site.http.post("/v1/completions", json={"prompt": SECRET, "model": "other"})
     check_refusal(reply, 404, "model_not_found", "model")
+    assert reply.json()["error"]["message"].startswith("there is no model 'other'; this server serves ")
     assert reply.json()["error"]["type"] == "NotFoundError"
 
 

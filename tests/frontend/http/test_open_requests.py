@@ -26,7 +26,7 @@ def test_calls_come_when_all_requests_of_then_have_ended(steps: list[str | int])
             is_open.append(requests.begin())
         elif step == "wait":
             waited_for.append(set(is_open))
-            requests.after_these(partial(called.add, len(waited_for) - 1))
+            requests.after_open(partial(called.add, len(waited_for) - 1))
         elif isinstance(step, int) and step < len(is_open):
             requests.end(is_open.pop(step))
         assert called == {number for number, some in enumerate(waited_for) if some.isdisjoint(is_open)}
@@ -48,7 +48,7 @@ def test_requests_that_may_name_a_model_are_noted_to_their_end(
     requests, called = OpenRequests(), list[str]()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        requests.after_these(lambda: called.append("call"))
+        requests.after_open(lambda: called.append("call"))
         assert called == ([] if is_noted else ["call"])
         if fails:
             raise ConnectionError

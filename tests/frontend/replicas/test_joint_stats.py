@@ -170,7 +170,7 @@ COUNTERS = {"n_added", "n_cached", "n_copied", "n_fetched", "n_loaded", "n_share
 """Counters without the ending of one, which only ``CacheUse`` and ``SourceStats`` may have."""
 NOT_ADDED = set(
     "compute_seconds_per_token fetch_seconds_per_token is_away load_seconds_per_token median_s p90_s "
-    "n_adapters page_bytes".split()
+    "n_adapters n_unloaded page_bytes".split()
 )
 
 

@@ -246,7 +246,7 @@ def test_one_adapter_too_many_is_refused_with_where_the_limit_is_from(is_default
 
 def test_a_name_without_requests_to_come_counts_no_more() -> None:
     registry = AdapterRegistry([ServedAdapter("a", "/sql", "12ab")], 1)
-    registry.unname("a")
+    registry.drop_name("a")
     registry.check("1", "b", [])
     assert registry.has("12ab")
     assert registry.names == ()

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from radixkv.runtime.lifetimes import sessions
+from radixkv.runtime.lifetimes.commands import end_of_adapter
 from radixkv.runtime.request import GREEDY, Request
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes
@@ -257,3 +258,14 @@ def test_a_turn_whose_session_was_forgotten_keeps_what_it_found(monkeypatch: pyt
     assert close(engine) is not None
     assert not is_demoted(engine, prompt(16))
     assert is_demoted(engine, all_tokens(first))
+
+
+def test_the_sessions_of_an_adapter_that_is_freed_are_closed() -> None:
+    """Nobody can name them any more. Those of the model and of other adapters go on."""
+    engine, left = Engine(n_pages=64), list[tuple[Namespace, str]]()
+    spaces = [Namespace(adapter=adapter) for adapter in ("", "sql", "law")]
+    turns = [serve(engine, prompt(20, first=n), namespace=space) for n, space in enumerate(spaces, 2)]
+    end_of_adapter(engine.pins, engine.sessions, "sql", leave=lambda *session: left.append(session))
+    assert left == [(spaces[1], "a")]
+    assert [is_demoted(engine, *one) for one in zip(turns, spaces, strict=True)] == [False, True, False]
+    assert [close(engine, namespace=space) is None for space in spaces] == [False, True, False]
