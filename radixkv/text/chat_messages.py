@@ -8,6 +8,9 @@ from typing import Any
 
 from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 
+_MEDIA = ("image", "images", "image_url", "input_audio", "audio", "audio_url", "video", "videos", "video_url")
+"""Fields of messages and of their parts that clients send for more than text; Ollama's messages have ``images``."""
+
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the messages for ``ChatTemplate.render``.
@@ -32,6 +35,7 @@ def _normalize_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
         raise _invalid(f"{path}.content is missing; give a text")
     if not isinstance(message.get("name"), str | None):
         raise _invalid(f"{path}.name must be a text")
+    _check_text_only(message, path)
     plain = {**message, "content": _content(message.get("content"), f"{path}.content")}
     if calls := plain.pop("tool_calls", None):  # templates ask whether there is such a key
         plain["tool_calls"] = _calls(calls, f"{path}.tool_calls")
@@ -64,7 +68,15 @@ def _part(part: object, path: str) -> str:
     text = part.get("text") if isinstance(part, dict) else None
     if kind is None or not isinstance(text, str):
         raise _invalid(f'{path} must be {{"type": "text", "text": ...}} with a text')
+    assert isinstance(part, dict), "it has a text"
+    _check_text_only(part, path)
     return text
+
+
+def _check_text_only(fields: Mapping[str, Any], path: str) -> None:
+    for name in _MEDIA:
+        if fields.get(name):
+            raise UnsupportedFeature(f"{path} has {name}; this release supports text only", param="messages")
 
 
 def _calls(calls: object, path: str) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.errors import InvalidRequest
+from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.text.chat_messages import normalize_messages
 
 
@@ -73,3 +73,16 @@ def test_a_result_needs_no_id_and_may_have_parts() -> None:
 def test_what_is_wrong_is_named(fields: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidRequest, match=path):
         normalize_messages([assistant(**fields)])
+
+
+@pytest.mark.parametrize("field", ["images", "image_url", "input_audio", "video"])
+@pytest.mark.parametrize("is_part", [False, True])
+def test_what_is_no_text_is_refused_where_clients_put_it_beside_a_text(field: str, is_part: bool) -> None:
+    """Ollama's messages have ``images``. Templates would leave them out, and the model answer without them."""
+    part = {"type": "text", "text": "What is this?", field: ["aGk="]}
+    message = {"role": "user", "content": [part]} if is_part else {"role": "user", "content": "", field: ["aGk="]}
+    path = r"messages\[0\]\.content\[0\]" if is_part else r"messages\[0\]"
+    with pytest.raises(UnsupportedFeature, match=f"^{path} has {field}; this release supports text only$"):
+        normalize_messages([message])
+    (part if is_part else message)[field] = None
+    assert normalize_messages([message])[0]["content"] == ("What is this?" if is_part else "")
