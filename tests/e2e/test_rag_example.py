@@ -45,7 +45,7 @@ def stored(folder: Path) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def servers(folder: Path) -> Iterator[Servers]:
-    reranker = ("--task", "score", "--load-format", "dummy", "--tokenizer", "tiny")
+    reranker = ("--task", "score", "--load-format", "dummy")
     with (
         starting(folder, "decode", *stored(folder)) as decode,
         starting(folder, "embeddings", "--task", "embed") as embeddings,

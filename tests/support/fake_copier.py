@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from radixkv.runtime.step.page_copier import FinishedCopy
@@ -148,15 +149,18 @@ class FakeCopier:
             assert slots.stop <= self.n_slots, "no such slab"
             if is_load:
                 for offset in offsets:
-                    (value,) = {self.slots[slot][offset] for slot in slots}
-                    assert isinstance(value, InWindow), f"slab {slab} is loaded as a window page"
+                    parts = [self.slots[slot][offset] for slot in slots]
+                    values = [part.value for part in parts if isinstance(part, InWindow)]
+                    assert len(values) == len(parts), f"slab {slab} is loaded as a window page"
+                    # A store evicts parts alone, so they may be of the same tokens, and computed at different times.
+                    assert len({value._replace(n_executed=0) for value in values}) == 1, "parts of different tokens"
                     assert device.windows.get((page, offset)) in (None, POISON), "a load overwrites a live window"
-                    device.windows[page, offset] = value.value
+                    device.windows[page, offset] = min(values, key=attrgetter("n_executed"))
             else:
-                values = [device.windows.get((page, offset)) for offset in offsets]
-                assert not {None, POISON, NAN, REJECTED} & set(values), f"window page {page} is not computed"
+                computed = [device.windows.get((page, offset)) for offset in offsets]
+                assert not {None, POISON, NAN, REJECTED} & set(computed), f"window page {page} is not computed"
                 for slot in slots:
-                    self.slots[slot] = [InWindow(value) for value in values]
+                    self.slots[slot] = [InWindow(value) for value in computed]
 
     def _read_page(self, page: int) -> list[KVValue | str | None]:
         assert page not in self.device.free_pages, f"page {page} is stored, and free"
