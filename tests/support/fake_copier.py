@@ -152,7 +152,7 @@ class FakeCopier:
                     parts = [self.slots[slot][offset] for slot in slots]
                     values = [part.value for part in parts if isinstance(part, InWindow)]
                     assert len(values) == len(parts), f"slab {slab} is loaded as a window page"
-                    # A store evicts parts alone, so they may be of the same tokens, and computed at different times.
+                    # A store evicts parts one by one: they may be of the same tokens, computed at different times.
                     assert len({value._replace(n_executed=0) for value in values}) == 1, "parts of different tokens"
                     assert device.windows.get((page, offset)) in (None, POISON), "a load overwrites a live window"
                     device.windows[page, offset] = min(values, key=attrgetter("n_executed"))
