@@ -251,7 +251,8 @@ def test_measuring_on_the_cpu(
     monkeypatch.setattr(measure, "_submits", noted)
     output, plots = tmp_path / "lines.jsonl", tmp_path / "plots"
     sizes = ("--max-total-tokens", "512", "--max-model-len", "128", "--num-prompts", "40", "--page-sizes", "none")
-    flags = ("--measure", "--speculative-config", "off", "--device", "cpu", "--page-size", "4", "--workloads", "variable-length", "--schemes")
+    sizes += ("--speculative-config", "off")
+    flags = ("--measure", "--device", "cpu", "--page-size", "4", "--workloads", "variable-length", "--schemes")
     chosen = ("--measure-lengths", "64", "--batch-sizes", "4,16", "--plot", str(plots))
     assert run(*sizes, *flags, ",".join(MEASURABLE), *chosen, "--output-file", str(output)) == 0
     printed = capsys.readouterr().out
