@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from radixkv.errors import RequestError
 from radixkv.frontend.adapter_loads import AdapterLoads
 from radixkv.frontend.http.body_decoder import BodyDecoder
-from radixkv.frontend.http.errors import status_of
+from radixkv.frontend.http.errors import error_body, status_of
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.settings.compat import Place, refusals
 
@@ -43,7 +43,7 @@ def add_adapter_routes(app: DocumentedApp, loads: AdapterLoads) -> None:
     @app.post("/load_lora_adapter", openapi_extra=app.json_body(LoadAdapterRequest))
     async def load_for_sglang(request: Request) -> Response:
         """Loads an adapter; SGLang's name."""
-        return await _answer(_load(request))
+        return await _answer(request, _load(request))
 
     @app.post("/v1/unload_lora_adapter", openapi_extra=app.json_body(UnloadAdapterRequest))
     async def unload(request: Request) -> Response:
@@ -54,17 +54,16 @@ def add_adapter_routes(app: DocumentedApp, loads: AdapterLoads) -> None:
     @app.post("/unload_lora_adapter", openapi_extra=app.json_body(UnloadAdapterRequest))
     async def unload_for_sglang(request: Request) -> Response:
         """Unloads an adapter; SGLang's name."""
-        return await _answer(_unload(request))
+        return await _answer(request, _unload(request))
 
-    async def _answer(change: Awaitable[str]) -> Response:
-        """Returns SGLang's answer, which has an error in ``error_message``, as its clients expect."""
-        error_message, status = "", 200
+    async def _answer(request: Request, change: Awaitable[str]) -> Response:
+        """Returns SGLang's answer; that of an error has what its clients read beside the server's own ``error``."""
         try:
             await change
         except RequestError as error:
-            error_message, status = str(error), status_of(error)
-        body = {"success": not error_message, "error_message": error_message, "loaded_adapters": loads.paths}
-        return JSONResponse(body, status)
+            body = {"success": False, "error_message": str(error), "loaded_adapters": loads.paths}
+            return JSONResponse(error_body(error, request.url.path) | body, status_of(error))
+        return JSONResponse({"success": True, "error_message": "", "loaded_adapters": loads.paths})
 
     async def _load(request: Request) -> str:
         body = await app.read_body(request, _load_body.decode, 0)
